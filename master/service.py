@@ -1,0 +1,72 @@
+"""What the edges may ask of the master; the composition in `master.main` provides it."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from master.output import GenerationOutput
+from master.request import GenerationRequest, RequestOptions
+from master.text.chat_template import ChatTemplate
+from master.text.tokenizer import Tokenizer
+from protos.messages import LoadReport, Role
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    id: str
+    max_context: int  # tokens, prompt and completion together
+    created: int  # unix seconds
+    owner: str = "pdserve"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One worker as this master sees it."""
+
+    name: str
+    role: Role
+    address: str
+    model: str
+    incarnation: int
+    is_connected: bool
+    load: LoadReport
+    num_blocks: int
+    block_size: int
+    cached_blocks_known: int
+    attempts_in_flight: int
+
+
+class Service(Protocol):
+    """The master behind its edges."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
+
+    def models(self) -> Sequence[ModelCard]:
+        """The served model under its name, then its aliases."""
+        ...
+
+    def resolve_model(self, name: str | None) -> ModelCard:
+        """None is the served model. Raises ServingError NOT_FOUND for a name that is not served."""
+        ...
+
+    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+        """Check everything that needs no worker. Raises ServingError naming the field."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
+        """Serve a request. Closing the generator cancels it on every worker. Raises ServingError."""
+        ...
+
+    def not_ready_reason(self) -> str | None:
+        """None when a request would succeed now."""
+        ...
+
+    def instances(self) -> Sequence[InstanceView]: ...
+
+    async def drain_instance(self, name: str) -> None:
+        """Ask a worker to take no new work. Raises ServingError NOT_FOUND."""
+        ...

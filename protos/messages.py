@@ -1,0 +1,277 @@
+"""The session's messages as plain dataclasses; what travels inside master and worker.
+
+Units: durations in seconds, sizes in bytes, lengths in tokens or blocks as named. `protos.codec` turns them into
+protobuf and back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Role(Enum):
+    """Which stages masters may send to a worker. Routing policy only: every engine can compute any stage."""
+
+    DEFAULT = "DEFAULT"  # whole requests only
+    PREFILL = "PREFILL"
+    DECODE = "DECODE"
+    MIX = "MIX"  # any stage of any request
+
+
+class Stage(Enum):
+    PREFILL = "PREFILL"
+    DECODE = "DECODE"
+    WHOLE = "WHOLE"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class ErrorCode(Enum):
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    TRANSFER_FAILED = "TRANSFER_FAILED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    INTERNAL = "INTERNAL"
+
+
+class GrammarKind(Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must match. `text` is the schema (JSON), regex or Lark grammar; `choices` is for CHOICE."""
+
+    kind: GrammarKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a sequence ends, with every default filled in."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()  # the model's end-of-sequence ids among them, unless they are ignored
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms from the model's raw distribution; `top` is most likely first."""
+
+    token_id: int | None = None
+    logprob: float | None = None
+    rank: int | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# --- master to worker
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    master_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Where a prompt's KV can be pulled; only the two workers look inside."""
+
+    address: str
+    token: bytes
+    attempt: int
+    epoch: int
+    layout_fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """One of the n samples; a resumed one carries what it has emitted so far."""
+
+    index: int
+    output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    attempt: int
+    request_id: str
+    stage: Stage
+    prompt_ids: tuple[int, ...]
+    sequences: tuple[SequenceStart, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    time_limit_s: float = 600.0
+    kv_source: KvSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    attempt: int
+    sequence: int | None = None  # None: the whole attempt
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeHere:
+    """The prefill worker decodes this attempt itself instead of handing it off."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    pass
+
+
+ToWorker = Hello | Start | Cancel | DecodeHere | Drain | Heartbeat
+
+# --- worker to master
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Who the worker is and what it can take."""
+
+    instance: str
+    role: Role
+    model: str
+    incarnation: int
+    layout_fingerprint: bytes
+    block_size: int
+    num_blocks: int
+    max_context: int
+    max_num_seqs: int
+    vocab_size: int
+    version: str
+    transfer_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Prefill (or, on a decode worker, the pull) has begun."""
+
+    cached_tokens: int
+    queue_s: float
+    kv_source: KvSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    computed_tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    transport: str
+    num_bytes: int
+    blocks_sent: int
+    blocks_skipped: int
+    duration_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Further output of one sequence; `position` is that of the first id among the sequence's output."""
+
+    sequence: int
+    position: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUpdate:
+    """What happened to one attempt since the last update; a failure is the attempt's last word."""
+
+    attempt: int
+    started: Started | None = None
+    prefilled: Prefilled | None = None
+    transferred: Transferred | None = None
+    deltas: tuple[TokenDelta, ...] = ()
+    failure: Failure | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    updates: tuple[AttemptUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCounters:
+    blocks_sent: int = 0
+    blocks_received: int = 0
+    blocks_skipped: int = 0
+    bytes_received: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How busy a worker is. It doubles as the worker's heartbeat."""
+
+    role: Role
+    queued_requests: int = 0
+    queued_prefill_tokens: int = 0
+    running_sequences: int = 0
+    available_blocks: int = 0
+    held_blocks: int = 0
+    steps: int = 0
+    decode_step_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    exports: int = 0
+    is_draining: bool = False
+    is_stalled: bool = False
+    transfer: TransferCounters = TransferCounters()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvents:
+    """Changes to a worker's prefix cache, numbered from 1 within a session; a snapshot replaces what was known."""
+
+    number: int
+    stored: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    is_snapshot: bool = False
+
+
+ToMaster = Welcome | Step | LoadReport | CacheEvents
