@@ -22,13 +22,13 @@ def root_hash(model: str, cache_salt: str = "") -> bytes:
     return digest.digest()
 
 
-def extend_chain(chain: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int) -> None:
-    """Append to `chain` the hashes of the full blocks of `token_ids` that it does not have yet."""
-    num_blocks = len(token_ids) // block_size
-    if len(chain) >= num_blocks:
+def extend_chain(chain: list[bytes], root: bytes, token_ids: Sequence[int], num_tokens: int, block_size: int) -> None:
+    """Append to `chain` the hashes of the full blocks among the first `num_tokens` ids that it does not have yet."""
+    num_blocks = num_tokens // block_size
+    first = len(chain)
+    if first >= num_blocks:
         return
-    start = len(chain) * block_size
-    data = np.asarray(token_ids[start : num_blocks * block_size], dtype="<u4").tobytes()
+    data = np.asarray(token_ids[first * block_size : num_blocks * block_size], dtype="<u4").tobytes()
     parent = chain[-1] if chain else root
     step = block_size * 4
     for offset in range(0, len(data), step):

@@ -109,21 +109,16 @@ class KvSource:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceStart:
-    """One of the n samples; a resumed one carries what it has emitted so far."""
-
-    index: int
-    output_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
+    """Begin an attempt. `sequences` are the indexes of the samples, all continuing from `prompt_ids + output_ids`."""
+
     attempt: int
     request_id: str
     stage: Stage
     prompt_ids: tuple[int, ...]
-    sequences: tuple[SequenceStart, ...]
     sampling: SamplingParams
+    output_ids: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = (0,)
     priority: int = 0
     cache_salt: str = ""
     time_limit_s: float = 600.0

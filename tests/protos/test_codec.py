@@ -50,7 +50,8 @@ starts = st.builds(
     request_id=text,
     stage=st.sampled_from(m.Stage),
     prompt_ids=ids,
-    sequences=st.lists(st.builds(m.SequenceStart, u32, ids), max_size=3).map(tuple),
+    output_ids=ids,
+    sequences=st.lists(u32, max_size=3).map(tuple),
     sampling=sampling,
     priority=st.integers(-(2**31), 2**31 - 1),
     cache_salt=text,
@@ -106,7 +107,7 @@ def test_messages_to_a_master_survive_the_wire(message: m.ToMaster) -> None:
 def test_zero_and_unset_differ() -> None:
     for value in (None, 0):
         params = m.SamplingParams(temperature=0.0, logprobs=value)
-        start = m.Start(1, "r", m.Stage.WHOLE, (1,), (m.SequenceStart(0),), params)
+        start = m.Start(1, "r", m.Stage.WHOLE, (1,), params)
         assert decode_to_worker(encode_to_worker(start)) == start
 
 

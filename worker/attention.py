@@ -1,0 +1,101 @@
+"""Attention over the paged pool, called by the models of transformers through its attention interface.
+
+A step's sequences are flattened into one row of tokens, without padding. Keys and values of the step's tokens are
+first written into their blocks; then each sequence attends over its own blocks. What a step needs travels to here
+as the keyword argument `paged` of the model's forward.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from kvcache.pool_memory import PoolMemory
+
+ATTENTION_NAME = "pdserve_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Where one sequence lies in the flattened step, and where its KV lies in the pool."""
+
+    start: int
+    num_tokens: int
+    context_len: int  # tokens with KV after this step's are written
+    blocks: torch.Tensor  # int64 [ceil(context_len / block_size)]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """One step's view of the pool. `slot_blocks[t]`, `slot_offsets[t]`: where token t's KV is written."""
+
+    memory: PoolMemory
+    slot_blocks: torch.Tensor  # int64 [num_tokens]
+    slot_offsets: torch.Tensor  # int64 [num_tokens]
+    spans: tuple[SequenceSpan, ...]
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    paged: PagedStep | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """`query` [1, heads, T, head_dim], `key` and `value` [1, kv_heads, T, head_dim] -> ([1, T, heads, head_dim], None).
+
+    Raises ValueError for a model whose attention has something this does not compute.
+    """
+    if paged is None:
+        raise ValueError("paged attention needs the step's PagedStep")
+    for unsupported in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(unsupported) is not None:
+            raise ValueError(f"models whose attention uses {unsupported} are not supported")
+    layer: int = module.layer_idx  # type: ignore[assignment]  # torch types every attribute as Tensor | Module
+    keys, values = paged.memory.keys(layer), paged.memory.values(layer)
+    where = (paged.slot_blocks, paged.slot_offsets)
+    keys.index_put_(where, key[0].transpose(0, 1))
+    values.index_put_(where, value[0].transpose(0, 1))
+    output = torch.empty_like(query[0].transpose(0, 1))  # [T, heads, head_dim]
+    for span in paged.spans:
+        stop = span.start + span.num_tokens
+        attended = scaled_dot_product_attention(
+            query[:, :, span.start : stop],
+            _gather(keys, span),
+            _gather(values, span),
+            attn_mask=_mask(span, sliding_window, query.device),
+            is_causal=sliding_window is None and 1 < span.num_tokens == span.context_len,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        output[span.start : stop] = attended[0].transpose(0, 1)
+    return output.unsqueeze(0), None
+
+
+def _gather(pages: torch.Tensor, span: SequenceSpan) -> torch.Tensor:
+    """`pages` [num_blocks, block_size, kv_heads, head_dim] -> the sequence's [1, kv_heads, context_len, head_dim]."""
+    flat = pages.index_select(0, span.blocks).flatten(0, 1)[: span.context_len]
+    return flat.transpose(0, 1).unsqueeze(0)
+
+
+def _mask(span: SequenceSpan, sliding_window: int | None, device: torch.device) -> torch.Tensor | None:
+    """bool [num_tokens, context_len], True where a token may look; None where SDPA needs none."""
+    is_whole = span.num_tokens == span.context_len
+    if sliding_window is None and (span.num_tokens == 1 or is_whole):
+        return None
+    first = span.context_len - span.num_tokens
+    rows = torch.arange(first, span.context_len, device=device).unsqueeze(1)
+    columns = torch.arange(span.context_len, device=device).unsqueeze(0)
+    mask = columns <= rows
+    if sliding_window is not None:
+        mask &= columns > rows - sliding_window
+    return mask
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)

@@ -1,0 +1,91 @@
+"""Puts an engine together from the worker's flags."""
+
+from dataclasses import dataclass
+
+import torch
+
+from config.flags import FlagError
+from kvcache.block_pool import BlockPool
+from kvcache.layout import KvLayout
+from kvcache.pool_memory import PoolMemory
+from kvcache.transfer.client import TransferClient
+from kvcache.transfer.server import TransferServer
+from kvcache.transfer.transport import TransportKind
+from worker.config import WorkerConfig
+from worker.engine import Engine
+from worker.engine_limits import EngineLimits
+from worker.kv_port import KvPort
+from worker.model_loader import LoadedModel, ModelError, load_model
+from worker.model_runner import ModelRunner
+from worker.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A started transfer port and an engine that is not started yet. `close` after `engine.stop`."""
+
+    engine: Engine
+    port: KvPort
+    pool: BlockPool
+    loaded: LoadedModel
+    layout: KvLayout
+    limits: EngineLimits
+
+
+def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
+    """Loads the model and binds the transfer port. Raises FlagError naming what cannot be used."""
+    if config.model is None:
+        raise FlagError("model", "unset: name the folder of a model")
+    torch.set_num_threads(config.threads)
+    device = _device(config.devices)
+    try:
+        loaded = load_model(config.model, device, config.dtype.value)
+    except ModelError as error:
+        raise FlagError("model", str(error)) from error
+    layout = loaded.layout(config.block_size)
+    num_blocks = config.num_blocks or config.max_memory // layout.block_bytes
+    if num_blocks < 1:
+        raise FlagError("max_memory", f"{config.max_memory} bytes hold no block of {layout.block_bytes} bytes")
+    memory = PoolMemory(layout, num_blocks, device)
+    server = TransferServer(
+        memory,
+        layout.fingerprint(),
+        config.host,
+        config.transfer_listen_port,
+        advertise_host=advertise_host,
+        lease_s=config.kv_lease_s,
+    )
+    try:
+        server.start()
+    except OSError as error:
+        raise FlagError("transfer_listen_port", f"{config.transfer_listen_port}: {error.strerror or error}") from error
+    transports = [TransportKind[name.upper()] for name in config.transports]
+    port = KvPort(server, TransferClient(memory, layout.fingerprint(), transports=transports), config.max_num_seqs)
+    pool = BlockPool(num_blocks, config.enable_prefix_cache)
+    scheduler = Scheduler(
+        pool,
+        config.block_size,
+        max_tokens_per_step=config.max_tokens_per_step,
+        max_num_seqs=config.max_num_seqs,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+    )
+    limits = EngineLimits(
+        max_context=min(config.max_context or loaded.max_context, loaded.max_context),
+        vocab_size=loaded.vocab_size,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_queued=config.max_queued,
+    )
+    runner = ModelRunner(loaded, memory)
+    engine = Engine(runner, scheduler, port, limits, model_name=loaded.name, role=config.effective_role)
+    return EngineParts(engine, port, pool, loaded, layout, limits)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FlagError("devices", f"{name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device

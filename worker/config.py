@@ -1,0 +1,130 @@
+"""The worker's flags."""
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from config import checks
+from config.address import parse_addresses, split_host_port
+from config.flags import FlagError, flag
+from config.log_setup import LogLevel
+from config.value import BYTES
+from protos.messages import Role
+
+
+class DType(Enum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def _etcd_addresses(value: str) -> None:
+    parse_addresses(value)
+
+
+def _address(value: str) -> None:
+    split_host_port(value)
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    model: Path | None = flag(None, "Folder of the model, in Hugging Face layout", group="Model")
+    devices: str = flag("cpu", "Torch device the model runs on, such as cpu or cuda:0", group="Model")
+    dtype: DType = flag(DType.AUTO, "Type of weights and KV; auto: float32 on a CPU, else the model's", group="Model")
+    num_threads: int = flag(0, "CPU threads for the model; 0: all cores", group="Model", check=checks.between(0, 4096))
+
+    host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")
+    port: int = flag(8010, "HTTP port: health and metrics; 0 picks a free one", group="Network", check=checks.port)
+    disagg_pd_port: int = flag(7777, "gRPC port: sessions with masters", group="Network", check=checks.port)
+    transfer_listen_port: int = flag(26000, "Port for KV transfer, plus node_rank", group="Network", check=checks.port)
+    advertise_host: str | None = flag(None, "Host that others reach this worker at; by default host", group="Network")
+
+    etcd_addr: str = flag("127.0.0.1:12389", "etcd endpoints, comma-separated", group="Cluster", check=_etcd_addresses)
+    etcd_user: str | None = flag(None, "etcd user", group="Cluster")
+    etcd_password: str | None = flag(None, "etcd password", group="Cluster")
+    etcd_ca_file: Path | None = flag(
+        None, "CA certificate that etcd's is checked against: turns TLS on", group="Cluster"
+    )
+    etcd_cert_file: Path | None = flag(None, "Client certificate for etcd", group="Cluster")
+    etcd_key_file: Path | None = flag(None, "Key of the client certificate", group="Cluster")
+    etcd_wait_s: float = flag(
+        30.0, "How long etcd may be unreachable at start", group="Cluster", unit="s", check=checks.more_than(0.0)
+    )
+    use_registry: bool = flag(True, "Register in etcd; without, masters need this worker in --workers", group="Cluster")
+    cluster: str = flag("default", "Name of the cluster in the registry", group="Cluster")
+    instance_name: str | None = flag(
+        None, "Name in the registry; by default host name and disagg_pd_port", group="Cluster"
+    )
+    instance_role: Role = flag(Role.DEFAULT, "Stages that masters may send here", group="Cluster")
+    enable_disagg_pd: bool = flag(True, "Off: take only whole requests, whatever the role", group="Cluster")
+    master_node_addr: str = flag(
+        "127.0.0.1:18888", "Rendezvous of the ranks of one instance", group="Cluster", check=_address
+    )
+    nnodes: int = flag(1, "Ranks of this instance", group="Cluster", check=checks.at_least(1))
+    node_rank: int = flag(0, "This process's rank", group="Cluster", check=checks.at_least(0))
+
+    block_size: int = flag(16, "Tokens in a block of KV", group="KV cache", check=checks.between(1, 1024))
+    max_memory: int = flag(
+        1 << 30, "Memory of the KV pool, such as 4GiB", group="KV cache", unit=BYTES, check=checks.at_least(1)
+    )
+    num_blocks: int | None = flag(
+        None, "Blocks in the pool, instead of max_memory", group="KV cache", check=checks.at_least(1)
+    )
+    enable_prefix_cache: bool = flag(True, "Reuse the KV of equal prompt beginnings", group="KV cache")
+    kv_lease_s: float = flag(
+        30.0,
+        "How long KV waits for a decode worker that shows no progress",
+        group="KV cache",
+        unit="s",
+        check=checks.more_than(0.0),
+    )
+    transports: tuple[str, ...] = flag(
+        ("vm_read", "tcp"), "Ways to pull KV, best first: vm_read (same host), tcp", group="KV cache"
+    )
+
+    max_tokens_per_step: int = flag(
+        512, "Tokens computed in one step, of all sequences", group="Scheduling", check=checks.at_least(1)
+    )
+    max_num_seqs: int = flag(64, "Sequences that run at once", group="Scheduling", check=checks.at_least(1))
+    max_queued: int = flag(
+        1024, "Attempts that may wait; more are refused", group="Scheduling", check=checks.at_least(0)
+    )
+    max_context: int | None = flag(
+        None,
+        "Tokens of prompt and completion together; by default the model's",
+        group="Scheduling",
+        check=checks.at_least(2),
+    )
+    enable_chunked_prefill: bool = flag(True, "Compute long prompts over several steps", group="Scheduling")
+
+    drain_timeout_s: float = flag(
+        60.0, "How long work may go on after SIGTERM", group="Operation", unit="s", check=checks.at_least(0.0)
+    )
+    stall_timeout_s: float = flag(
+        10.0,
+        "A step longer than this makes the worker not ready",
+        group="Operation",
+        unit="s",
+        check=checks.more_than(0.0),
+    )
+    heartbeat_timeout_s: float = flag(
+        5.0, "A master silent for this long is gone", group="Operation", unit="s", check=checks.more_than(1.0)
+    )
+    log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
+
+    def __post_init__(self) -> None:
+        if self.nnodes > 1 or self.node_rank > 0:
+            raise FlagError("nnodes", f"{self.nnodes} ranks: an instance of several ranks is not supported yet, use 1")
+        unknown = set(self.transports) - {"vm_read", "tcp"}
+        if unknown or not self.transports:
+            raise FlagError("transports", f"{','.join(self.transports)!r}: must name vm_read, tcp or both")
+
+    @property
+    def effective_role(self) -> Role:
+        return self.instance_role if self.enable_disagg_pd else Role.DEFAULT
+
+    @property
+    def threads(self) -> int:
+        return self.num_threads or os.cpu_count() or 1

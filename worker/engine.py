@@ -1,0 +1,220 @@
+"""The engine: one thread that owns the model, the block pool and every attempt.
+
+    while not stopping:
+        run the commands that came in
+        batch = what the scheduler chooses
+        compute it, choose tokens, publish what came out
+
+Sockets and transfers run on other threads and post commands.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kvcache.block_pool import CacheEventKind
+from protos.messages import ErrorCode, LoadReport, Role, Start, TokenLogprobs
+from worker.attempt import Link, Phase, Sequence
+from worker.attempts import Attempts
+from worker.engine_limits import EngineLimits
+from worker.engine_stats import EngineStats
+from worker.kv_port import KvPort
+from worker.model_runner import ModelRunner, StepLogits
+from worker.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
+from worker.scheduler import Batch, Chunk, Scheduler
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.5  # how late a time limit may be noticed while nothing runs
+
+
+class Engine:
+    """Between `start` and `stop` any thread may call the methods; they post a command and return at once."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        port: KvPort,
+        limits: EngineLimits,
+        *,
+        model_name: str,
+        role: Role,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._port = port
+        self._role = role
+        self._commands: deque[Callable[[], None]] = deque()
+        self._has_commands = threading.Event()
+        self._is_stopping = False
+        self._links: set[Link] = set()
+        self._attempts = Attempts(scheduler, port, limits, model_name, post=self._post, copy_block=runner.copy_block)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.stats = EngineStats()
+        self.last_progress_s = time.monotonic()
+        self.load = self._measure_load()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every attempt without a word to its master; returns when their blocks are released."""
+        self._post(self._on_stop)
+        self._thread.join()
+
+    def attach(self, link: Link) -> None:
+        """A master connected; it gets a snapshot of the prefix cache."""
+        self._post(partial(self._on_attach, link))
+
+    def detach(self, link: Link) -> None:
+        """The master is gone: abort its work."""
+        self._post(partial(self._on_detach, link))
+
+    def begin(self, link: Link, start: Start) -> None:
+        self._post(partial(self._attempts.begin, link, start))
+
+    def cancel(self, link: Link, attempt: int, sequence: int | None) -> None:
+        """Unknown attempts are ignored: their end is on its way to the master."""
+        self._post(partial(self._attempts.cancel, link, attempt, sequence))
+
+    def decode_here(self, link: Link, attempt: int) -> None:
+        self._post(partial(self._attempts.decode_here, link, attempt))
+
+    def drain(self) -> None:
+        """Refuse attempts from now on."""
+        self._post(self._attempts.drain)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._has_commands.set()
+
+    # --- the loop
+
+    def _run(self) -> None:
+        can_run = False
+        while not (self._is_stopping and self._attempts.num_unreleased == 0):
+            if not can_run:
+                self._has_commands.wait(IDLE_WAIT_S)
+            self._has_commands.clear()
+            while self._commands:
+                self._commands.popleft()()
+            self._attempts.end_overdue(time.monotonic())
+            batch = self._scheduler.next_batch()
+            for sequence in batch.admitted:
+                self._attempts.on_admitted(sequence)
+            if batch.chunks:
+                self._compute(batch)
+            can_run = bool(batch.chunks)
+            self.last_progress_s = time.monotonic()
+            self.load = self._measure_load()
+            self._publish()
+
+    def _compute(self, batch: Batch) -> None:
+        started_s = time.monotonic()
+        try:
+            logits = self._runner.step(batch.chunks)
+            tokens = self._choose(batch, logits)
+            prompt_logprobs = {
+                index: _prompt_logprobs(batch.chunks[index], rows) for index, rows in logits.prompt.items()
+            }
+        except (RuntimeError, ValueError, IndexError) as error:  # torch's, for what a model or device can't do
+            logger.exception("a step of %d sequences failed", len(batch.chunks))
+            for chunk in batch.chunks:
+                self._attempts.fail(chunk.sequence.attempt, ErrorCode.INTERNAL, f"engine step failed: {error}")
+            return
+        self.stats.count_step(batch.chunks, time.monotonic() - started_s)
+        for index, chunk in enumerate(batch.chunks):
+            attempt, is_last = chunk.sequence.attempt, chunk.is_last
+            if attempt.phase is Phase.ENDED:
+                continue  # another of its sequences failed in this step
+            if index in prompt_logprobs:
+                self._attempts.report_prompt_logprobs(attempt, *prompt_logprobs[index])
+            self._scheduler.advance(chunk)
+            chosen = tokens.get(chunk.sequence, [])
+            if isinstance(chosen, SamplingError):
+                self._attempts.fail(attempt, ErrorCode.INTERNAL, str(chosen))
+            elif is_last:
+                self._attempts.take_tokens(chunk.sequence, chosen)
+            else:
+                self._attempts.publish_blocks(attempt)
+
+    def _choose(self, batch: Batch, logits: StepLogits) -> dict[Sequence, list[SampledToken] | SamplingError]:
+        """The next token of each sequence that got its last chunk; after a shared prefill one for each sample."""
+        chosen: dict[Sequence, list[SampledToken] | SamplingError] = {}
+        last = [chunk.sequence for chunk in batch.chunks if chunk.is_last]
+        takers = [[s] if s.attempt.is_prefilled else s.attempt.sequences for s in last]
+        rows = [(index, taker) for index, group in enumerate(takers) for taker in group]
+        if not rows:
+            return chosen
+        picked = logits.last if len(rows) == len(last) else logits.last[[index for index, _ in rows]]
+        for (index, _), token in zip(rows, sample(picked, [_sampling_row(s) for _, s in rows]), strict=True):
+            tokens = chosen.setdefault(last[index], [])
+            if isinstance(token, SamplingError) or isinstance(tokens, SamplingError):
+                chosen[last[index]] = token if isinstance(token, SamplingError) else tokens
+            else:
+                tokens.append(token)
+        return chosen
+
+    def _publish(self) -> None:
+        updates = self._attempts.take_updates()
+        events = self._scheduler.pool.drain_events()
+        if any(event.kind is CacheEventKind.RESET for event in events):
+            events = []
+            snapshot = self._scheduler.pool.snapshot()
+            for link in self._links:
+                link.deliver_cache_snapshot(snapshot)
+        for link in self._links if events else updates:
+            link.deliver(updates.get(link, []), events)
+
+    # --- commands
+
+    def _on_attach(self, link: Link) -> None:
+        self._links.add(link)
+        link.deliver_cache_snapshot(self._scheduler.pool.snapshot())
+
+    def _on_detach(self, link: Link) -> None:
+        self._links.discard(link)
+        self._attempts.drop_link(link)
+
+    def _on_stop(self) -> None:
+        self._is_stopping = True
+        self._attempts.drain()
+        self._attempts.end_all()
+
+    def _measure_load(self) -> LoadReport:
+        pool = self._scheduler.pool
+        return LoadReport(
+            role=self._role,
+            queued_requests=self._scheduler.num_waiting,
+            queued_prefill_tokens=self._scheduler.num_queued_tokens,
+            running_sequences=self._scheduler.num_running,
+            available_blocks=pool.num_available,
+            held_blocks=pool.num_held,
+            steps=self.stats.num_steps,
+            decode_step_s=self.stats.decode_step_s,
+            prefill_tokens_per_s=self.stats.prefill_tokens_per_s,
+            exports=self._attempts.num_exports,
+            is_draining=self._attempts.is_draining,
+            transfer=self._port.counters(),
+        )
+
+
+def _sampling_row(sequence: Sequence) -> SamplingRow:
+    start = sequence.attempt.start
+    return SamplingRow(start.sampling, sequence.index, start.prompt_ids, sequence.output_ids)
+
+
+def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> tuple[int, list[TokenLogprobs]]:
+    """(position of the first entry, entries); the prompt's first token has none, as nothing comes before it."""
+    sequence = chunk.sequence
+    num_top = sequence.attempt.start.sampling.prompt_logprobs
+    assert num_top is not None
+    first = sequence.num_computed + 1
+    entries = [token_logprobs(row, sequence.token_ids[first + offset], num_top) for offset, row in enumerate(logits)]
+    return (0, [TokenLogprobs(), *entries]) if first == 1 else (first, entries)

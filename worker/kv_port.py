@@ -1,0 +1,96 @@
+"""The worker's side of the transfer port: exports for decode workers, pulls from prefill workers."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kvcache.transfer.client import TransferClient
+from kvcache.transfer.errors import TransferError
+from kvcache.transfer.export import Export, ReleaseReason
+from kvcache.transfer.handle import KvHandle
+from kvcache.transfer.pull import Pull, TransferResult
+from kvcache.transfer.server import TransferServer
+from protos.messages import KvSource, TransferCounters
+
+logger = logging.getLogger(__name__)
+
+PullOutcome = TransferResult | TransferError
+
+
+class KvPort:
+    """Owns the transfer server, the client and the threads that pull. Callbacks run on those threads."""
+
+    def __init__(self, server: TransferServer, client: TransferClient, max_pulls: int) -> None:
+        self._server = server
+        self._client = client
+        self._pullers = ThreadPoolExecutor(max_pulls, thread_name_prefix="kv-pull")
+        self._lock = threading.Lock()
+        self._received = TransferCounters()
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def export(self, attempt: int, on_release: Callable[[ReleaseReason], None]) -> Export:
+        return self._server.open(attempt, on_release)
+
+    def pull(
+        self, source: KvSource, num_skip: int, blocks: Sequence[int], on_end: Callable[[PullOutcome], None]
+    ) -> Pull:
+        """Begin to pull; `on_end` is called once, and from then on nothing writes into `blocks`.
+
+        Raises ValueError for a source that is malformed.
+        """
+        handle = KvHandle(source.address, source.token, source.attempt, source.epoch, source.layout_fingerprint)
+        pull = self._client.pull(handle, num_skip, blocks)
+        self._pullers.submit(self._run, pull, on_end)
+        return pull
+
+    def counters(self) -> TransferCounters:
+        sent = self._server.counters
+        with self._lock:
+            received = self._received
+        return TransferCounters(
+            blocks_sent=sum(sent.num_blocks.values()),
+            blocks_received=received.blocks_received,
+            blocks_skipped=received.blocks_skipped,
+            bytes_received=received.bytes_received,
+            failures=received.failures,
+        )
+
+    def close(self) -> None:
+        """End every export and connection. Pulls must have been cancelled before."""
+        self._pullers.shutdown(wait=True, cancel_futures=False)
+        self._server.close()
+
+    def _run(self, pull: Pull, on_end: Callable[[PullOutcome], None]) -> None:
+        outcome: PullOutcome
+        try:
+            outcome = pull.run()
+        except TransferError as error:
+            outcome = error
+        with self._lock:
+            self._received = _count(self._received, outcome)
+        on_end(outcome)
+
+
+def kv_source(export: Export) -> KvSource:
+    handle = export.handle
+    return KvSource(handle.address, handle.token, handle.attempt, handle.epoch, handle.layout)
+
+
+def _count(counters: TransferCounters, outcome: PullOutcome) -> TransferCounters:
+    if isinstance(outcome, TransferError):
+        return TransferCounters(
+            blocks_received=counters.blocks_received,
+            blocks_skipped=counters.blocks_skipped,
+            bytes_received=counters.bytes_received,
+            failures=counters.failures + 1,
+        )
+    return TransferCounters(
+        blocks_received=counters.blocks_received + outcome.num_blocks_sent,
+        blocks_skipped=counters.blocks_skipped + outcome.num_blocks_skipped,
+        bytes_received=counters.bytes_received + outcome.num_bytes,
+        failures=counters.failures,
+    )

@@ -1,0 +1,89 @@
+"""Loads a local folder in Hugging Face layout, of any decoder-only architecture that transformers has."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kvcache.layout import KvLayout
+from worker.attention import ATTENTION_NAME
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class ModelError(ValueError):
+    """The folder holds no model that can be served; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: torch.nn.Module
+    name: str  # names the weights, equal on every worker that has the same folder content
+    vocab_size: int
+    max_context: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def layout(self, block_size: int) -> KvLayout:
+        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.name)
+
+
+def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedModel:
+    """`dtype_name` is a torch dtype's name, or "auto": float32 on a CPU, the checkpoint's own elsewhere.
+
+    Raises ModelError.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"no such folder: {folder}")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"no config.json in {folder}: not a model in Hugging Face layout")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        dtype = _dtype(dtype_name, device, config.dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot load {folder}: {str(error).splitlines()[0]}") from error
+    model.to(device).eval().requires_grad_(False)
+    heads = config.num_attention_heads
+    return LoadedModel(
+        model=model,
+        name=f"{folder.resolve().name}-{weights_digest(folder)}",
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_context=config.max_position_embeddings,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=dtype,
+    )
+
+
+def weights_digest(folder: Path) -> str:
+    """Tells checkpoints of equal shape apart: a hash over the config and each weight file's header and samples.
+
+    Reads a megabyte or so, not the whole file: that is enough for any training to show.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("transformers_version", None)
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for sample in range(16):
+                file.seek(size * sample // 16)
+                digest.update(file.read(65536))
+    return digest.hexdigest()
+
+
+def _dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.float32 if device.type == "cpu" else checkpoint or torch.float16

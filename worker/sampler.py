@@ -1,0 +1,142 @@
+"""Chooses tokens from logits: a pure function of the logits, the parameters and the tokens so far.
+
+Order, as in vLLM where it fixes one: penalties, logit_bias, minimum length and bad words, temperature, min_p, top_k,
+top_p, draw. Log-probabilities reported are the model's own, before all of that.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from protos.messages import SamplingParams, TokenLogprobs
+from worker.randomness import uniform
+
+
+class SamplingError(RuntimeError):
+    """The model's logits hold no usable distribution (NaN, or nothing left to choose from)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One token to choose. `output_ids` are those before it; their number is its position."""
+
+    params: SamplingParams
+    sequence: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | SamplingError]:
+    """`logits` float32 [len(rows), vocabulary]; row i is for `rows[i]`. A row's error is its own."""
+    peaks, best = logits.max(dim=-1)
+    return [
+        _sample_row(logits[index], row, peak, token_id)
+        for index, (row, peak, token_id) in enumerate(zip(rows, peaks.tolist(), best.tolist(), strict=True))
+    ]
+
+
+def _sample_row(logits: torch.Tensor, row: SamplingRow, peak: float, best: int) -> SampledToken | SamplingError:
+    if not math.isfinite(peak):
+        return SamplingError(f"the model's largest logit is {peak}")
+    try:
+        token_id = best if _is_plain_greedy(row) else _choose(logits, row)
+    except SamplingError as error:
+        return error
+    wanted = row.params.logprobs
+    return SampledToken(token_id, None if wanted is None else token_logprobs(logits, token_id, wanted))
+
+
+def token_logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """Of `token_id` and of the `num_top` most likely tokens under `logits` float32 [vocabulary]."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs[token_id]
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top > 0:
+        values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    rank = int((logprobs > chosen).sum()) + 1
+    return TokenLogprobs(token_id, float(chosen), rank, top)
+
+
+def _is_plain_greedy(row: SamplingRow) -> bool:
+    params = row.params
+    return (
+        params.temperature == 0.0
+        and params.presence_penalty == params.frequency_penalty == 0.0
+        and params.repetition_penalty == 1.0
+        and not params.logit_bias
+        and not params.bad_words_ids
+        and len(row.output_ids) >= params.min_tokens
+    )
+
+
+def _choose(raw: torch.Tensor, row: SamplingRow) -> int:
+    logits = raw.clone()
+    _penalise(logits, row)
+    _forbid(logits, row)
+    if row.params.temperature == 0.0:
+        return int(logits.argmax())
+    return _draw(logits, row.params, uniform(row.params.seed, row.sequence, len(row.output_ids)))
+
+
+def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*row.prompt_ids, *row.output_ids}), device=logits.device)
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if row.output_ids and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(row.output_ids)
+        ids = torch.tensor(list(counts), device=logits.device)
+        times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
+        logits[ids] -= params.presence_penalty + params.frequency_penalty * times
+    for token_id, bias in params.logit_bias.items():
+        logits[token_id] += bias
+
+
+def _forbid(logits: torch.Tensor, row: SamplingRow) -> None:
+    if len(row.output_ids) < row.params.min_tokens:
+        logits[list(row.params.stop_token_ids)] = -torch.inf
+    for words in row.params.bad_words_ids:
+        prefix = words[:-1]
+        if not prefix or tuple(row.output_ids[-len(prefix) :]) == prefix:
+            logits[words[-1]] = -torch.inf
+
+
+def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> int:
+    """Inverse transform sampling in vocabulary order: the first token whose cumulated probability exceeds `u`."""
+    probs = torch.softmax(logits.double() / params.temperature, dim=-1)
+    if params.min_p > 0.0:
+        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0.0)
+    if 0 < params.top_k < probs.shape[-1]:
+        smallest = probs.topk(params.top_k).values[-1]
+        probs = torch.where(probs >= smallest, probs, 0.0)
+    if params.top_p < 1.0:
+        probs = _nucleus(probs, params.top_p)
+    cumulated = probs.cumsum(dim=-1)
+    total = cumulated[-1]
+    if not total > 0:
+        raise SamplingError("no token is left to choose from")
+    index = int(torch.searchsorted(cumulated, u * total, right=True))
+    last = int(probs.nonzero()[-1])  # rounding may push u * total up to the total
+    return min(index, last)
+
+
+def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """`probs` with everything outside the smallest set of mass >= `top_p` zeroed (Holtzman et al. 2020)."""
+    ordered, ids = probs.sort(descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    kept = torch.zeros_like(probs)
+    keep = before < top_p * ordered.sum()
+    kept[ids[keep]] = ordered[keep]
+    return kept

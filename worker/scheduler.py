@@ -1,0 +1,219 @@
+"""Decides what each step computes, within a budget of tokens, and owns the blocks of the sequences it runs.
+
+Decodes come first, so that a long prompt cannot stall running streams; prompts share what is left of the budget in
+chunks. A sequence gets the blocks for all its tokens when it is admitted and never waits for blocks half-way through
+a prompt: together with a decode worker doing the same for what it pulls, no cycle of waiting can arise. Only decoding
+grows, and where the pool is full the latest decode gives up its blocks and is recomputed later.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+from kvcache.block_pool import BlockPool, OutOfBlocks
+from protos.messages import Stage
+from worker.attempt import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`num_tokens` further tokens of a sequence, to be computed in one step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the step yields the sequence's next token."""
+        return self.num_tokens == self.sequence.num_uncomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`chunks` to compute now; `admitted` sequences got their blocks just now, those that pull among them."""
+
+    chunks: tuple[Chunk, ...]
+    admitted: tuple[Sequence, ...]
+
+
+class Scheduler:
+    """Single-threaded: the engine's."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        max_tokens_per_step: int,
+        max_num_seqs: int,
+        enable_chunked_prefill: bool,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self._max_tokens_per_step = max_tokens_per_step
+        self._max_num_seqs = max_num_seqs
+        self._enable_chunked_prefill = enable_chunked_prefill
+        self._waiting: list[tuple[tuple[int, int], int, Sequence]] = []
+        self._running: dict[Sequence, None] = {}
+        self._pulling: set[Sequence] = set()
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running) + len(self._pulling)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens still to be prefilled, of waiting and running sequences."""
+        waiting = sum(s.num_uncomputed for _, _, s in self._waiting if s.attempt.stage is not Stage.DECODE)
+        return waiting + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence to be computed, or pulled if its attempt says so."""
+        heapq.heappush(self._waiting, (sequence.order, sequence.index, sequence))
+
+    def next_batch(self) -> Batch:
+        """What to compute now. Reserves blocks and may preempt; empty when nothing can run before something ends."""
+        budget = self._max_tokens_per_step
+        chunks: list[Chunk] = []
+        for sequence in sorted(self._running, key=lambda s: s.order):
+            if budget > 0 and sequence in self._running and sequence.num_uncomputed == 1 and self._grow(sequence):
+                chunks.append(Chunk(sequence, 1))
+                budget -= 1
+        for sequence in self._running:
+            if sequence.num_uncomputed > 1:
+                budget -= self._add_chunk(chunks, sequence, budget)
+        admitted: list[Sequence] = []
+        while self._waiting and budget > 0 and self.num_running < self._max_num_seqs:
+            sequence = self._waiting[0][2]
+            if not self._admit(sequence):
+                break
+            heapq.heappop(self._waiting)
+            admitted.append(sequence)
+            if sequence in self._running:
+                budget -= self._add_chunk(chunks, sequence, budget)
+        return Batch(tuple(chunks), tuple(admitted))
+
+    def advance(self, chunk: Chunk) -> None:
+        """The chunk's KV is in the pool now: count it, and name the blocks it filled for the prefix cache."""
+        sequence = chunk.sequence
+        sequence.num_computed += chunk.num_tokens
+        self._commit(sequence)
+
+    def receive(self, sequence: Sequence) -> None:
+        """The KV of all tokens of a pulling sequence has arrived and was verified."""
+        self._pulling.discard(sequence)
+        sequence.num_computed = sequence.num_tokens
+        self._commit(sequence)
+
+    def run(self, sequence: Sequence) -> None:
+        """Decode a sequence whose KV is in its blocks, but for its newest token."""
+        self._running[sequence] = None
+
+    def fork(self, source: Sequence, sequence: Sequence) -> tuple[int, int] | None:
+        """Let `sequence` share the KV of the first `source.num_computed` tokens, and run it.
+
+        Returns the (source, destination) blocks to copy if the last block is partial and so can't be shared. A pool
+        too full for that leaves the sequence to be recomputed.
+        """
+        num_full = source.num_computed // self.block_size
+        has_partial = source.num_computed % self.block_size > 0
+        try:
+            partial = self.pool.allocate(1) if has_partial else []
+        except OutOfBlocks:
+            self.add(sequence)
+            return None
+        self.pool.retain(source.blocks[:num_full])
+        sequence.blocks = [*source.blocks[:num_full], *partial]
+        sequence.num_computed = source.num_computed
+        sequence.num_committed = source.num_committed
+        sequence.hashes = list(source.hashes)
+        self.run(sequence)
+        return (source.blocks[num_full], partial[0]) if partial else None
+
+    def pause(self, sequence: Sequence) -> None:
+        """Compute no more of a sequence; it keeps its blocks."""
+        self._running.pop(sequence, None)
+        self._pulling.discard(sequence)
+        waiting = [item for item in self._waiting if item[2] is not sequence]
+        if len(waiting) < len(self._waiting):
+            heapq.heapify(waiting)
+            self._waiting = waiting
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence and release its blocks. Harmless when it has none."""
+        self.pause(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        blocks, sequence.blocks = sequence.blocks, []
+        self.pool.release(blocks)
+        sequence.num_computed = sequence.num_committed = 0
+
+    def _add_chunk(self, chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
+        """Returns the number of tokens added."""
+        num_tokens = sequence.num_uncomputed
+        if num_tokens > budget:
+            if self._enable_chunked_prefill:
+                num_tokens = budget
+            elif chunks:
+                return 0  # a whole prompt over the budget goes in a step of its own
+        if num_tokens > 0:
+            chunks.append(Chunk(sequence, num_tokens))
+        return num_tokens
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Reserve the blocks of all its tokens, reusing cached ones; False when they are not there."""
+        attempt = sequence.attempt
+        # The last token is always computed, for its logits; what is pulled needs none.
+        num_reusable = sequence.num_tokens if attempt.is_pull else sequence.num_tokens - 1
+        if attempt.wants_prompt_logprobs:
+            num_reusable = 0  # they need the logits of every position
+        matched = self.pool.match(sequence.chain(num_reusable, self.block_size))
+        num_blocks = -(-sequence.num_tokens // self.block_size)
+        # A running decode may need a block any step; to admit into its last ones would only preempt somebody.
+        spare = len(self._running)
+        missing = num_blocks - len(matched)
+        if (missing + spare > self.pool.num_available and self.num_running > 0) or missing > self.pool.num_available:
+            self.pool.release(matched)
+            return False
+        sequence.blocks = matched + self.pool.allocate(missing)
+        sequence.num_computed = len(matched) * self.block_size
+        sequence.num_committed = len(matched)
+        if attempt.is_pull:
+            self._pulling.add(sequence)
+        else:
+            self.run(sequence)
+        return True
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the newest token; False when the sequence itself had to be preempted."""
+        num_blocks = -(-sequence.num_tokens // self.block_size)
+        while len(sequence.blocks) < num_blocks:
+            try:
+                sequence.blocks += self.pool.allocate(1)
+            except OutOfBlocks:
+                victim = max(self._preemptible(sequence), key=lambda s: s.order)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+        return True
+
+    def _preemptible(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences whose blocks nobody else reads. One that grows is decoding, so it is among them."""
+        return [s for s in self._running if s is sequence or s.attempt.export is None]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self._running[sequence]
+        self._release(sequence)
+        self.num_preemptions += 1
+        self.add(sequence)
+
+    def _commit(self, sequence: Sequence) -> None:
+        hashes = sequence.chain(sequence.num_computed, self.block_size)
+        for position in range(sequence.num_committed, len(hashes)):
+            self.pool.commit(sequence.blocks[position], hashes[position])
+        sequence.num_committed = len(hashes)
