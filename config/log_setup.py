@@ -1,0 +1,20 @@
+"""Where log lines go and how they look: stderr, one line per record, time first."""
+
+import logging
+import sys
+from enum import Enum
+
+FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+
+
+class LogLevel(Enum):
+    DEBUG = logging.DEBUG
+    INFO = logging.INFO
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+
+
+def log_to_stderr(level: LogLevel) -> None:
+    """Sends records of `level` and above to stderr, replacing what was set up before; local time."""
+    logging.basicConfig(stream=sys.stderr, level=level.value, format=FORMAT, datefmt=TIME_FORMAT, force=True)

@@ -1,0 +1,79 @@
+"""One sequence's token ids to the text a client sees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from master.text.detokenizer import IncrementalDetokenizer
+from master.text.stop_strings import StopMatcher
+from master.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What a step's ids add.
+
+    `num_ids` of them count: all, or up to the one that completed `matched_stop`; the rest are to be dropped.
+    `offsets` has for each of these the number of characters of output before it (a token within a character has
+    that character's). They count decoded text, so those of a stop's tokens lie past the end where it is cut off.
+    """
+
+    text: str
+    num_ids: int
+    offsets: tuple[int, ...] = ()
+    matched_stop: str | None = None
+
+
+class TextStream:
+    """Decodes output ids and ends the text at a stop string.
+
+    As in vLLM, a stop counts only if a token after the first `min_tokens` completes it. The id that ends a
+    sequence (EOS, a stop token) is not to be fed if its text must not be seen.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        """Raises ValueError for an empty stop string."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        self._stop_matcher = StopMatcher(stops, include_stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._num_characters = 0
+        self._matched_stop: str | None = None
+
+    def feed(self, token_ids: Sequence[int]) -> TextDelta:
+        """After a match it takes no ids and says so. Raises ValueError for a negative id."""
+        if self._matched_stop is not None:
+            return TextDelta("", 0, matched_stop=self._matched_stop)
+        text: list[str] = []
+        offsets: list[int] = []
+        for token_id in token_ids:
+            offsets.append(self._num_characters)
+            decoded = self._detokenizer.push((token_id,))
+            self._num_tokens += 1
+            text.append(self._release(decoded))
+            if self._matched_stop is not None:
+                break
+        return TextDelta("".join(text), len(offsets), tuple(offsets), self._matched_stop)
+
+    def finish(self) -> TextDelta:
+        """The rest of the text, once no more ids come; a character that never became whole may complete a stop."""
+        if self._matched_stop is not None:
+            return TextDelta("", 0, matched_stop=self._matched_stop)
+        text = self._release(self._detokenizer.finish())
+        if self._matched_stop is None:
+            text += self._stop_matcher.flush()
+        return TextDelta(text, 0, matched_stop=self._matched_stop)
+
+    def _release(self, decoded: str) -> str:
+        self._num_characters += len(decoded)
+        outcome = self._stop_matcher.feed(decoded, can_match=self._num_tokens > self._min_tokens)
+        self._matched_stop = outcome.matched_stop
+        return outcome.text
