@@ -6,11 +6,12 @@ from enum import Enum
 from pathlib import Path
 
 from config import checks
-from config.address import parse_addresses, split_host_port
+from config.address import split_host_port
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
 from protos.messages import Role
+from registry.etcd_flags import EtcdFlags
 
 
 class DType(Enum):
@@ -20,16 +21,18 @@ class DType(Enum):
     BFLOAT16 = "bfloat16"
 
 
-def _etcd_addresses(value: str) -> None:
-    parse_addresses(value)
-
-
 def _address(value: str) -> None:
     split_host_port(value)
 
 
 @dataclass(frozen=True)
-class WorkerConfig:
+class WorkerConfig(EtcdFlags):
+    etcd_addr: str | None = flag(
+        "127.0.0.1:12389",
+        "etcd endpoints, host:port, comma-separated; empty: register nowhere, masters then need --workers",
+        group="Registry",
+    )
+
     model: Path | None = flag(None, "Folder of the model, in Hugging Face layout", group="Model")
     devices: str = flag("cpu", "Torch device the model runs on, such as cpu or cuda:0", group="Model")
     dtype: DType = flag(DType.AUTO, "Type of weights and KV; auto: float32 on a CPU, else the model's", group="Model")
@@ -41,19 +44,6 @@ class WorkerConfig:
     transfer_listen_port: int = flag(26000, "Port for KV transfer, plus node_rank", group="Network", check=checks.port)
     advertise_host: str | None = flag(None, "Host that others reach this worker at; by default host", group="Network")
 
-    etcd_addr: str = flag("127.0.0.1:12389", "etcd endpoints, comma-separated", group="Cluster", check=_etcd_addresses)
-    etcd_user: str | None = flag(None, "etcd user", group="Cluster")
-    etcd_password: str | None = flag(None, "etcd password", group="Cluster")
-    etcd_ca_file: Path | None = flag(
-        None, "CA certificate that etcd's is checked against: turns TLS on", group="Cluster"
-    )
-    etcd_cert_file: Path | None = flag(None, "Client certificate for etcd", group="Cluster")
-    etcd_key_file: Path | None = flag(None, "Key of the client certificate", group="Cluster")
-    etcd_wait_s: float = flag(
-        30.0, "How long etcd may be unreachable at start", group="Cluster", unit="s", check=checks.more_than(0.0)
-    )
-    use_registry: bool = flag(True, "Register in etcd; without, masters need this worker in --workers", group="Cluster")
-    cluster: str = flag("default", "Name of the cluster in the registry", group="Cluster")
     instance_name: str | None = flag(
         None, "Name in the registry; by default host name and disagg_pd_port", group="Cluster"
     )

@@ -60,6 +60,15 @@ class Engine:
         self.last_progress_s = time.monotonic()
         self.load = self._measure_load()
 
+    @property
+    def num_preemptions(self) -> int:
+        return self._scheduler.num_preemptions
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that run or still hold blocks."""
+        return self._attempts.num_unreleased
+
     def start(self) -> None:
         self._thread.start()
 

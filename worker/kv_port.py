@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kvcache.transfer.client import TransferClient
+from kvcache.transfer.counters import TransferCounters as SentCounters
 from kvcache.transfer.errors import TransferError
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
@@ -31,6 +32,11 @@ class KvPort:
     @property
     def address(self) -> str:
         return self._server.address
+
+    @property
+    def sent(self) -> SentCounters:
+        """What the transfer server counted."""
+        return self._server.counters
 
     def export(self, attempt: int, on_release: Callable[[ReleaseReason], None]) -> Export:
         return self._server.open(attempt, on_release)

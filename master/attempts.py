@@ -1,0 +1,144 @@
+"""The attempts of one request, and what happens when one fails.
+
+Samples that stand at the same tokens share an attempt (at first all of them: one prefill, n continuations). When it
+fails, what is unfinished goes on from the tokens it has, in new attempts on other workers; sampling is a function of
+position, so the continuation is the one there would have been.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from master.attempt import Attempt, AttemptFailed
+from master.attempt_trace import AttemptTrace
+from master.errors import ErrorKind, ServingError, invalid
+from master.progress import Progress
+from master.request import GenerationRequest
+from master.retries import MAX_ATTEMPTS, RetryBudget
+from master.router import Route, missing_route, pick_first, pick_last_resort
+from master.worker_view import PromptView
+from master.workers import Workers
+from protos.messages import ErrorCode, FinishReason
+
+logger = logging.getLogger(__name__)
+
+_NEVER_RETRIED = (ErrorCode.INVALID_ARGUMENT, ErrorCode.DEADLINE_EXCEEDED)
+_KINDS = {
+    ErrorCode.INVALID_ARGUMENT: ErrorKind.INVALID_REQUEST,
+    ErrorCode.DEADLINE_EXCEEDED: ErrorKind.DEADLINE_EXCEEDED,
+    ErrorCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
+    ErrorCode.UNAVAILABLE: ErrorKind.UNAVAILABLE,
+    ErrorCode.TRANSFER_FAILED: ErrorKind.UNAVAILABLE,
+    ErrorCode.INTERNAL: ErrorKind.INTERNAL,
+}
+RETRY_AFTER_S = 1
+
+
+class Attempts:
+    """`run` returns when every sample is finished, or raises ServingError; cancel it to give up."""
+
+    def __init__(
+        self, request: GenerationRequest, workers: Workers, next_number: Callable[[], int], budget: RetryBudget
+    ) -> None:
+        self.progress = Progress(request.n)
+        self.trace = AttemptTrace(request.arrived_s)
+        self._request = request
+        self._workers = workers
+        self._next_number = next_number
+        self._budget = budget
+        self._avoided: set[str] = set()
+        self._running: set[Attempt] = set()
+
+    async def run(self) -> None:
+        request = self._request
+        try:
+            async with asyncio.timeout(request.arrived_s + request.time_limit_s - time.monotonic()):
+                await self._run_samples(tuple(range(request.n)), num_failures=0)
+        except TimeoutError as error:
+            message = f"not finished within {request.time_limit_s:g} s"
+            raise ServingError(ErrorKind.DEADLINE_EXCEEDED, message) from error
+
+    def finish_sample(self, index: int) -> None:
+        """The sample needs no further token: a stop string was found, which only the master looks for."""
+        self.progress.finish(index, FinishReason.STOP)
+        for attempt in self._running:
+            attempt.finish_sample(index)
+
+    async def _run_samples(self, samples: tuple[int, ...], num_failures: int) -> None:
+        """Brings samples that stand at the same tokens to their end."""
+        try:
+            await self._attempt(samples, is_retry=num_failures > 0)
+            return
+        except AttemptFailed as failure:
+            self._check_retry(failure, num_failures + 1)
+        unfinished = [index for index in samples if self.progress.sequences[index].finish_reason is None]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in self._groups(unfinished):
+                    tasks.create_task(self._run_samples(group, num_failures + 1))
+        except* ServingError as errors:
+            raise _first(errors) from None
+
+    async def _attempt(self, samples: tuple[int, ...], is_retry: bool) -> None:
+        output_ids = tuple(self.progress.sequences[samples[0]].token_ids)
+        request = self._request
+        prompt = PromptView(
+            request.prompt_ids + output_ids,
+            len(request.prompt_ids) + request.sampling.max_tokens,
+            request.cache_salt,
+        )
+        attempt = Attempt(
+            request,
+            samples,
+            output_ids,
+            self._route(prompt, is_retry),
+            prompt,
+            workers=self._workers,
+            next_number=self._next_number,
+            progress=self.progress,
+            trace=self.trace,
+        )
+        self.trace.begin_attempt()
+        self._running.add(attempt)
+        try:
+            await attempt.run()
+        finally:
+            self._running.discard(attempt)
+
+    def _route(self, prompt: PromptView, is_retry: bool) -> Route:
+        """Raises ServingError when there is no worker for it."""
+        views = self._workers.views()
+        route = pick_first(views, prompt, self._avoided)
+        if route is None and is_retry:
+            route = pick_last_resort(views, prompt, self._avoided)
+        if route is not None:
+            return route
+        reason = missing_route(views)
+        if reason is not None:
+            raise ServingError(ErrorKind.UNAVAILABLE, reason, retry_after_s=RETRY_AFTER_S)
+        raise invalid("max_tokens", f"prompt and completion of {prompt.max_total_tokens} tokens fit no worker's memory")
+
+    def _check_retry(self, error: AttemptFailed, num_failures: int) -> None:
+        """Returns when what is unfinished may be tried again; else raises what the client is told."""
+        failure = error.failure
+        is_lost = failure.code is ErrorCode.UNAVAILABLE
+        is_allowed = failure.code not in _NEVER_RETRIED and num_failures < MAX_ATTEMPTS
+        if not is_allowed or not (is_lost or self._budget.try_spend()):
+            kind = _KINDS[failure.code]
+            is_temporary = kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE)
+            raise ServingError(kind, failure.message, retry_after_s=RETRY_AFTER_S if is_temporary else None)
+        logger.info("%s: attempt on %s failed, trying again: %s", self._request.id, error.worker, failure.message)
+        self._avoided.add(error.worker)
+
+    def _groups(self, samples: list[int]) -> list[tuple[int, ...]]:
+        """Samples by the tokens they stand at."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index in samples:
+            groups.setdefault(tuple(self.progress.sequences[index].token_ids), []).append(index)
+        return [tuple(group) for group in groups.values()]
+
+
+def _first(group: BaseExceptionGroup[ServingError]) -> ServingError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

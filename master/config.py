@@ -1,0 +1,68 @@
+"""The master's flags."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import checks
+from config.address import parse_addresses
+from config.flags import FlagError, flag
+from config.log_setup import LogLevel
+from config.value import BYTES
+from registry.etcd_flags import EtcdFlags
+
+
+@dataclass(frozen=True)
+class MasterConfig(EtcdFlags):
+    """Without --etcd_addr and --workers the master runs a registry of its own, for one machine."""
+
+    workers: tuple[str, ...] = flag((), "gRPC addresses of workers, instead of a registry", group="Registry")
+    builtin_etcd_port: int = flag(
+        12389, "Port of the built-in registry, used without etcd_addr", group="Registry", check=checks.port
+    )
+
+    tokenizer_path: Path | None = flag(None, "Folder with tokenizer and chat template", group="Model")
+    served_model_name: tuple[str, ...] = flag(
+        (), "Names clients may use, the first is shown; by default the folder's", group="Model"
+    )
+    max_context: int | None = flag(
+        None,
+        "Tokens of prompt and completion together; by default the model's",
+        group="Model",
+        check=checks.at_least(2),
+    )
+
+    host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")
+    http_server_port: int = flag(28888, "OpenAI API, health, metrics", group="Network", check=checks.port)
+    rpc_server_port: int = flag(28889, "gRPC API", group="Network", check=checks.port)
+    advertise_host: str | None = flag(None, "Host that others reach this master at; by default host", group="Network")
+    max_body_bytes: int = flag(
+        32 << 20, "Largest HTTP request body", group="Network", unit=BYTES, check=checks.at_least(1)
+    )
+    slow_reader_timeout_s: float = flag(
+        60.0,
+        "A client that reads nothing of its stream for so long is cut",
+        group="Network",
+        unit="s",
+        check=checks.more_than(0.0),
+    )
+
+    max_requests: int = flag(
+        1024, "Requests in flight; more are refused with 429", group="Scheduling", check=checks.at_least(1)
+    )
+    request_timeout_s: float = flag(
+        600.0, "Longest a request may take", group="Scheduling", unit="s", check=checks.more_than(0.0)
+    )
+    heartbeat_timeout_s: float = flag(
+        5.0, "A worker silent for this long is lost", group="Operation", unit="s", check=checks.more_than(1.0)
+    )
+    drain_timeout_s: float = flag(
+        60.0, "How long requests may go on after SIGTERM", group="Operation", unit="s", check=checks.at_least(0.0)
+    )
+    log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
+
+    def __post_init__(self) -> None:
+        if self.workers:
+            try:
+                parse_addresses(",".join(self.workers))
+            except ValueError as error:
+                raise FlagError("workers", str(error)) from error

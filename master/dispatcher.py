@@ -1,0 +1,118 @@
+"""The life of one request, from admission to its last token."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+
+from master.attempts import Attempts
+from master.errors import ErrorKind, ServingError
+from master.output import ChoiceDelta, GenerationOutput, Usage
+from master.request import GenerationRequest
+from master.retries import RetryBudget
+from master.text.text_stream import TextStream
+from master.text.tokenizer import Tokenizer
+from master.workers import Workers
+from protos.messages import FinishReason, TokenDelta
+
+
+class Dispatcher:
+    """`max_requests` is how many may be in flight; more are refused."""
+
+    def __init__(self, workers: Workers, tokenizer: Tokenizer, *, max_requests: int) -> None:
+        self._workers = workers
+        self._tokenizer = tokenizer
+        self._max_requests = max_requests
+        self._numbers = itertools.count(1)
+        self._budget = RetryBudget()
+        self.num_in_flight = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
+        """Closing the generator cancels the request on every worker. Raises ServingError."""
+        self._admit()
+        attempts = Attempts(request, self._workers, lambda: next(self._numbers), self._budget)
+        samples = [_Sample(request, index, self._tokenizer) for index in range(request.n)]
+        running = asyncio.create_task(attempts.run(), name=request.id)
+        running.add_done_callback(lambda _: attempts.progress.wake())
+        try:
+            while not all(sample.is_finished for sample in samples):
+                news = await attempts.progress.take()
+                choices = [choice for delta in news for choice in samples[delta.sequence].take(delta)]
+                for choice in choices:
+                    if isinstance(choice.matched_stop, str):
+                        attempts.finish_sample(choice.index)
+                is_last = all(sample.is_finished for sample in samples)
+                if choices:
+                    yield GenerationOutput(
+                        choices=tuple(choices),
+                        usage=_usage(request, samples, attempts.trace.cached_tokens) if is_last else None,
+                        timeline=attempts.trace.timeline() if is_last else None,
+                        prompt_logprobs=attempts.trace.take_prompt_logprobs(),
+                    )
+                if running.done() and not is_last:
+                    running.result()  # raises what ended it
+        finally:
+            self.num_in_flight -= 1
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    def _admit(self) -> None:
+        if self.num_in_flight >= self._max_requests:
+            message = f"{self.num_in_flight} requests are in flight, no more are taken"
+            raise ServingError(ErrorKind.OVERLOADED, message, retry_after_s=1)
+        self.num_in_flight += 1
+        self._budget.count_request()
+
+
+class _Sample:
+    """One of the n: its text, and where that ends."""
+
+    def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.is_finished = False
+        self._request = request
+        self._text = TextStream(
+            tokenizer,
+            request.prompt_ids,
+            stops=request.stop,
+            include_stop=request.include_stop,
+            skip_special_tokens=request.skip_special_tokens,
+            min_tokens=request.sampling.min_tokens,
+        )
+
+    def take(self, delta: TokenDelta) -> list[ChoiceDelta]:
+        """What the client gets of it: nothing after the sample's end."""
+        if self.is_finished:
+            return []
+        ids, finish_reason = delta.token_ids, delta.finish_reason
+        ended_by_token = finish_reason is FinishReason.STOP
+        # The token that ended the sample is counted but is not text, unless the client wants to see stops.
+        hidden = 1 if ended_by_token and not self._request.include_stop else 0
+        fed = self._text.feed(ids[: len(ids) - hidden])
+        text, matched_stop = fed.text, fed.matched_stop
+        if matched_stop is None and finish_reason is not None:
+            rest = self._text.finish()
+            text, matched_stop = text + rest.text, rest.matched_stop
+        elif matched_stop is not None:
+            ids = ids[: fed.num_ids]
+        if matched_stop is not None:
+            finish_reason = FinishReason.STOP
+        self.num_tokens += len(ids)
+        self.is_finished = finish_reason is not None
+        choice = ChoiceDelta(
+            index=self.index,
+            text=text,
+            token_ids=ids,
+            logprobs=delta.logprobs[: len(ids)],
+            finish_reason=finish_reason,
+            matched_stop=matched_stop if matched_stop is not None else ids[-1] if ended_by_token else None,
+        )
+        return [choice]
+
+
+def _usage(request: GenerationRequest, samples: list[_Sample], cached_tokens: int | None) -> Usage:
+    return Usage(
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=sum(sample.num_tokens for sample in samples),
+        cached_tokens=cached_tokens or 0,
+    )

@@ -1,0 +1,40 @@
+"""The command `pdserve-master`."""
+
+import os
+import sys
+from importlib.metadata import version
+
+import uvloop
+
+from config.flags import FlagError, fail, parse
+from config.log_setup import log_to_stderr
+from master.config import MasterConfig
+from master.master import Master
+from serving.stop_signal import StopSignal
+
+PROG = "pdserve-master"
+
+
+def main() -> None:
+    """Exits with status 2 and one line naming the flag when it cannot start."""
+    try:
+        config = parse(
+            MasterConfig,
+            sys.argv[1:],
+            prog=PROG,
+            description="Takes requests over HTTP and gRPC and has workers serve them.",
+            environ=os.environ,
+            version=version("pdserve"),
+        )
+        log_to_stderr(config.log_level)
+        uvloop.run(_run(config))
+    except FlagError as error:
+        fail(PROG, error)
+
+
+async def _run(config: MasterConfig) -> None:
+    await Master(config).run(StopSignal())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The master behind its edges: the `Service` that they ask."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from master.dispatcher import Dispatcher
+from master.errors import ErrorKind, ServingError, invalid
+from master.output import GenerationOutput
+from master.request import GenerationRequest, RequestOptions
+from master.router import missing_route
+from master.service import InstanceView, ModelCard
+from master.text.chat_template import ChatTemplate
+from master.text.tokenizer import Tokenizer
+from master.validation import Limits, build_generation_request
+from master.workers import Workers
+from protos.messages import Role
+
+
+class MasterService:
+    """Implements `master.service.Service`. `names` are the served model's, the first one is shown."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        workers: Workers,
+        dispatcher: Dispatcher,
+        *,
+        names: Sequence[str],
+        max_context: int,
+        request_timeout_s: float,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._workers = workers
+        self._dispatcher = dispatcher
+        self._max_context = max_context
+        self._request_timeout_s = request_timeout_s
+        created = int(time.time())
+        self._cards = {name: ModelCard(name, max_context, created) for name in names}
+        self.is_draining = False
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._chat_template
+
+    def models(self) -> Sequence[ModelCard]:
+        return list(self._cards.values())
+
+    def resolve_model(self, name: str | None) -> ModelCard:
+        if name is None:
+            return next(iter(self._cards.values()))
+        card = self._cards.get(name)
+        if card is None:
+            message = f"the model {name!r} does not exist; served here: {', '.join(self._cards)}"
+            raise ServingError(ErrorKind.NOT_FOUND, message, field="model", code="model_not_found")
+        return card
+
+    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+        if options.grammar is not None:
+            raise invalid("response_format", "structured output is not supported by this version")
+        return build_generation_request(
+            prompt_ids,
+            options,
+            model=self.resolve_model(options.model),
+            vocab_size=self._tokenizer.vocab_size,
+            eos_token_ids=self._tokenizer.eos_ids,
+            limits=self._limits(),
+            encode=lambda text: self._tokenizer.encode(text, add_special_tokens=False),
+            new_id=lambda: f"req-{secrets.token_hex(8)}",
+            now=time.monotonic,
+        )
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
+        return self._dispatcher.generate(request)
+
+    def not_ready_reason(self) -> str | None:
+        return "draining" if self.is_draining else missing_route(self._workers.views())
+
+    def instances(self) -> Sequence[InstanceView]:
+        return [
+            InstanceView(
+                name=session.name,
+                role=session.load.role,
+                address=session.address,
+                model=session.welcome.model if session.welcome else "",
+                incarnation=session.welcome.incarnation if session.welcome else 0,
+                is_connected=session.welcome is not None,
+                load=session.load,
+                num_blocks=session.welcome.num_blocks if session.welcome else 0,
+                block_size=session.welcome.block_size if session.welcome else 0,
+                cached_blocks_known=session.num_cached_blocks,
+                attempts_in_flight=session.num_legs,
+            )
+            for session in self._workers.sessions
+        ]
+
+    async def drain_instance(self, name: str) -> None:
+        session = self._workers.session(name)
+        if session is None:
+            raise ServingError(ErrorKind.NOT_FOUND, f"no instance is named {name!r}", field="instance")
+        session.drain()
+
+    def _limits(self) -> Limits:
+        views = self._workers.views()
+        max_context = min([self._max_context, *(view.max_context for view in views)])
+        # The last token emitted needs no KV; a prefill worker never decodes.
+        pools = [view.num_blocks * view.block_size + 1 for view in views if view.role is not Role.PREFILL]
+        return Limits(
+            max_context=max_context,
+            max_cluster_tokens=max(pools, default=None),
+            default_time_limit_s=self._request_timeout_s,
+            max_time_limit_s=self._request_timeout_s,
+        )

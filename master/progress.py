@@ -1,0 +1,74 @@
+"""How far a request has come: each token once, in order, whoever produced it.
+
+Prefill worker, decode worker and any later attempt report tokens by position. Every one of them begins at or before
+what is known, so what is new is simply what lies beyond it.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from protos.messages import FinishReason, TokenDelta, TokenLogprobs
+
+
+@dataclass(slots=True)
+class SequenceProgress:
+    """One sample's output so far, and how much of it has been taken."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_taken: int = 0
+    is_end_taken: bool = False
+
+    def add(self, delta: TokenDelta) -> bool:
+        """True if the delta had something new."""
+        num_known = len(self.token_ids)
+        assert delta.position <= num_known, f"sequence {self.index}: token {delta.position} came before {num_known}"
+        if self.finish_reason is not None:
+            return False
+        num_old = num_known - delta.position
+        self.token_ids += delta.token_ids[num_old:]
+        self.logprobs += delta.logprobs[num_old:]
+        if len(self.token_ids) == delta.position + len(delta.token_ids):
+            self.finish_reason = delta.finish_reason
+        return len(self.token_ids) > num_known or self.finish_reason is not None
+
+
+class Progress:
+    """Of all samples of a request. The dispatcher's attempts add, its consumer takes; a slow one holds back nothing
+    but itself, as what is not taken is at most what the request may emit."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self.sequences = [SequenceProgress(index) for index in range(num_sequences)]
+        self._has_news = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def add(self, delta: TokenDelta) -> None:
+        if self.sequences[delta.sequence].add(delta):
+            self._has_news.set()
+
+    def finish(self, index: int, reason: FinishReason) -> None:
+        """The sample needs no further token."""
+        self.sequences[index].finish_reason = reason
+
+    def wake(self) -> None:
+        """Let `take` return although there may be nothing new."""
+        self._has_news.set()
+
+    async def take(self) -> list[TokenDelta]:
+        """What came since the last call, waiting for the first of it."""
+        await self._has_news.wait()
+        self._has_news.clear()
+        news = []
+        for sequence in self.sequences:
+            first, sequence.num_taken = sequence.num_taken, len(sequence.token_ids)
+            finish_reason = None if sequence.is_end_taken else sequence.finish_reason
+            if first < sequence.num_taken or finish_reason is not None:
+                sequence.is_end_taken = finish_reason is not None
+                ids, logprobs = tuple(sequence.token_ids[first:]), tuple(sequence.logprobs[first:])
+                news.append(TokenDelta(sequence.index, first, ids, logprobs, finish_reason))
+        return news

@@ -1,0 +1,55 @@
+"""What the router knows when it chooses: of the workers, and of the prompt."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from protos.block_hash import extend_chain, root_hash
+from protos.messages import Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A connected worker that takes work. Figures include what this master sent since the last load report."""
+
+    name: str
+    role: Role
+    model: str
+    layout_fingerprint: bytes
+    block_size: int
+    queued_prefill_tokens: int
+    running_sequences: int
+    available_blocks: int
+    num_blocks: int
+    max_context: int
+    prefill_tokens_per_s: float  # 0: not known yet
+    cached_blocks: AbstractSet[bytes]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+class PromptView:
+    """What matters of the tokens an attempt begins with, and how long the sequence may get."""
+
+    def __init__(self, token_ids: Sequence[int], max_total_tokens: int, cache_salt: str) -> None:
+        self.num_tokens = len(token_ids)
+        self.max_total_tokens = max_total_tokens
+        self._token_ids = token_ids
+        self._cache_salt = cache_salt
+        self._chains: dict[tuple[str, int], list[bytes]] = {}
+
+    def cached_tokens(self, worker: WorkerView) -> int:
+        """How many leading tokens the worker holds in full blocks, less the last token: it is always computed."""
+        chain = self._chain(worker.model, worker.block_size)
+        num_blocks = next((n for n, key in enumerate(chain) if key not in worker.cached_blocks), len(chain))
+        return min(num_blocks * worker.block_size, self.num_tokens - 1)
+
+    def _chain(self, model: str, block_size: int) -> Sequence[bytes]:
+        """Hashed once for each kind of worker, and only if somebody asks."""
+        chain = self._chains.get((model, block_size))
+        if chain is None:
+            chain = self._chains[model, block_size] = []
+            root = root_hash(model, self._cache_salt)
+            extend_chain(chain, root, self._token_ids, self.num_tokens, block_size)
+        return chain

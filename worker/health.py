@@ -1,0 +1,34 @@
+"""The worker's HTTP surface: /livez, /readyz, /metrics."""
+
+from collections.abc import Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+
+def create_app(*, not_ready_reason: Callable[[], str | None], metrics: Callable[[], bytes]) -> Starlette:
+    """`not_ready_reason` is None when the worker would serve an attempt now."""
+
+    async def livez(request: Request) -> Response:
+        return JSONResponse({"status": "live"})
+
+    async def readyz(request: Request) -> Response:
+        reason = not_ready_reason()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503, headers={"Retry-After": "1"})
+
+    async def scrape(request: Request) -> Response:
+        return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    return Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/health", readyz),
+            Route("/metrics", scrape),
+        ]
+    )

@@ -1,0 +1,49 @@
+"""The command `pdserve-worker`."""
+
+import asyncio
+import logging
+import os
+import sys
+from importlib.metadata import version
+
+import uvloop
+
+from config.flags import FlagError, fail, parse
+from config.log_setup import log_to_stderr
+from worker.config import WorkerConfig
+
+PROG = "pdserve-worker"
+
+
+def main() -> None:
+    """Exits with status 2 and one line naming the flag when it cannot start."""
+    try:
+        config = parse(
+            WorkerConfig,
+            sys.argv[1:],
+            prog=PROG,
+            description="Computes the stages of requests that its role allows, for every master that connects.",
+            environ=os.environ,
+            version=version("pdserve"),
+        )
+        log_to_stderr(config.log_level)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        uvloop.run(_run(config))
+    except FlagError as error:
+        fail(PROG, error)
+
+
+async def _run(config: WorkerConfig) -> None:
+    from config.address import free_of_wildcard
+    from serving.stop_signal import StopSignal
+    from worker.build_engine import build_engine  # torch and transformers take seconds; a wrong flag should not
+    from worker.worker import Worker
+
+    stop = StopSignal()
+    advertise_host = config.advertise_host or free_of_wildcard(config.host)
+    parts = await asyncio.to_thread(build_engine, config, advertise_host)
+    await Worker(config, parts).run(stop)
+
+
+if __name__ == "__main__":
+    main()

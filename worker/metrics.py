@@ -1,0 +1,66 @@
+"""The worker's Prometheus metrics, read from the engine when they are scraped: nothing is counted twice."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from worker.build_engine import EngineParts
+
+
+class WorkerCollector(Collector):
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterator[Metric]:
+        engine, pool = self._parts.engine, self._parts.pool
+        load, stats = engine.load, engine.stats
+        yield _gauge("queued_requests", "Attempts that wait for blocks", load.queued_requests)
+        yield _gauge("queued_prefill_tokens", "Prompt tokens still to be computed", load.queued_prefill_tokens)
+        yield _gauge("running_sequences", "Sequences that hold blocks and run or pull", load.running_sequences)
+        yield _gauge("exports", "Hand-offs waiting for a decode worker", load.exports)
+        blocks = GaugeMetricFamily("pdserve_kv_blocks", "Blocks of the KV pool by state", labels=["state"])
+        for state, number in (("free", pool.num_free), ("cached", pool.num_cached), ("held", pool.num_held)):
+            blocks.add_metric([state], number)
+        yield blocks
+        yield _counter("engine_steps", "Forward passes", stats.num_steps)
+        yield _counter("preemptions", "Sequences that gave up their blocks", engine.num_preemptions)
+        tokens = CounterMetricFamily("pdserve_computed_tokens", "Tokens computed by stage", labels=["stage"])
+        tokens.add_metric(["prefill"], stats.num_prefill_tokens)
+        tokens.add_metric(["decode"], stats.num_decode_tokens)
+        yield tokens
+        yield from self._transfers()
+
+    def _transfers(self) -> Iterator[Metric]:
+        sent = self._parts.port.sent
+        received = self._parts.port.counters()
+        num_bytes = CounterMetricFamily("pdserve_transfer_sent_bytes", "KV sent", labels=["transport"])
+        num_blocks = CounterMetricFamily("pdserve_transfer_sent_blocks", "Blocks sent", labels=["transport"])
+        for transport in sent.num_bytes:
+            num_bytes.add_metric([transport.name.lower()], sent.num_bytes[transport])
+            num_blocks.add_metric([transport.name.lower()], sent.num_blocks[transport])
+        released = CounterMetricFamily("pdserve_exports_released", "Hand-offs by how they ended", labels=["reason"])
+        for reason, number in sent.released.items():
+            released.add_metric([reason.value], number)
+        yield from (num_bytes, num_blocks, released)
+        yield _counter("transfer_received_bytes", "KV received", received.bytes_received)
+        yield _counter("transfer_received_blocks", "Blocks received", received.blocks_received)
+        yield _counter("transfer_skipped_blocks", "Blocks not pulled: they were here", received.blocks_skipped)
+        yield _counter("transfer_failures", "Pulls that failed", received.failures)
+        yield _counter("transfer_garbage_connections", "Connections that spoke no transfer protocol", sent.num_garbage)
+
+
+def render_metrics(parts: EngineParts) -> bytes:
+    """The text that Prometheus scrapes."""
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(parts))
+    return generate_latest(registry)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"pdserve_{name}", text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"pdserve_{name}", text, value)

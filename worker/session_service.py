@@ -1,0 +1,116 @@
+"""The session with masters: one stream each, the engine behind it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from protos import session_pb2 as wire
+from protos.codec import decode_to_worker, encode_to_master
+from protos.messages import Cancel, DecodeHere, Drain, Heartbeat, Hello, LoadReport, Start, ToMaster, ToWorker, Welcome
+from protos.session_pb2_grpc import WorkerServicer
+from worker.engine import Engine
+from worker.master_link import MasterLink
+
+logger = logging.getLogger(__name__)
+
+LOAD_INTERVAL_S = 0.5  # of load reports, which are heartbeats too
+
+Context = grpc.aio.ServicerContext[wire.ToWorker, wire.ToMaster]
+
+
+class SessionService(WorkerServicer):
+    """`welcome`, `load` and `drain` are asked of the process around the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        welcome: Callable[[], Welcome],
+        load: Callable[[], LoadReport],
+        drain: Callable[[], None],
+        master_timeout_s: float,
+    ) -> None:
+        self._engine = engine
+        self._welcome = welcome
+        self._load = load
+        self._drain = drain
+        self._master_timeout_s = master_timeout_s
+        self.num_sessions = 0
+
+    async def Session(self, request_iterator: object, context: Context) -> None:
+        """Runs until the master leaves, falls silent or sends what makes no sense; its attempts end with it."""
+        try:
+            hello = await self._read(context)
+            if not isinstance(hello, Hello):
+                raise ValueError(f"the first message must be hello, not {type(hello).__name__}")
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await _write(context, self._welcome())
+        link = MasterLink(hello.master_id)
+        self._engine.attach(link)
+        self.num_sessions += 1
+        logger.info("master %s connected", link.master_id)
+        reader = asyncio.create_task(self._obey(context, link), name=f"session of {link.master_id}")
+        try:
+            await self._report(context, link, reader)
+        finally:
+            reader.cancel()
+            self._engine.detach(link)
+            self.num_sessions -= 1
+            logger.info("master %s is gone", link.master_id)
+        await _raise_to_master(context, reader)
+
+    async def _report(self, context: Context, link: MasterLink, reader: "asyncio.Task[None]") -> None:
+        """Send what the engine delivers, and the load at least every LOAD_INTERVAL_S."""
+        loop = asyncio.get_running_loop()
+        next_load_s = loop.time()
+        while not reader.done():
+            if loop.time() >= next_load_s:
+                await _write(context, self._load())
+                next_load_s = loop.time() + LOAD_INTERVAL_S
+            for message in await link.take(next_load_s - loop.time()):
+                await _write(context, message)
+
+    async def _obey(self, context: Context, link: MasterLink) -> None:
+        """Returns when the master left or fell silent. Raises ValueError for a message that makes no sense."""
+        while True:
+            try:
+                message = await self._read(context)
+            except TimeoutError:
+                logger.warning("master %s was silent for %g s", link.master_id, self._master_timeout_s)
+                return
+            match message:
+                case None:
+                    return
+                case Start():
+                    self._engine.begin(link, message)
+                case Cancel():
+                    self._engine.cancel(link, message.attempt, message.sequence)
+                case DecodeHere():
+                    self._engine.decode_here(link, message.attempt)
+                case Drain():
+                    self._drain()
+                case Heartbeat():
+                    pass
+                case Hello():
+                    raise ValueError("hello came twice")
+
+    async def _read(self, context: Context) -> ToWorker | None:
+        """None at the end of the stream. Raises TimeoutError and ValueError."""
+        async with asyncio.timeout(self._master_timeout_s):
+            message = await context.read()
+        return decode_to_worker(message) if isinstance(message, wire.ToWorker) else None
+
+
+async def _raise_to_master(context: Context, reader: "asyncio.Task[None]") -> None:
+    """End the call with what was wrong about the master's messages, if anything was."""
+    problem = reader.exception() if reader.done() and not reader.cancelled() else None
+    if problem is not None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+
+
+async def _write(context: Context, message: ToMaster) -> None:
+    await context.write(encode_to_master(message))

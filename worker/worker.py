@@ -1,0 +1,189 @@
+"""One worker process's life: load, bind, register, serve, drain, leave.
+
+Draining begins with SIGTERM or a master's word: the registry says so, new attempts are refused, running ones go on
+for up to `drain_timeout_s`. A second signal leaves at once.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import time
+from collections.abc import Coroutine
+from importlib.metadata import version
+
+from config.address import free_of_wildcard, join_host_port
+from config.flags import FlagError
+from protos.messages import LoadReport, Welcome
+from registry.errors import NewerIncarnation
+from registry.etcd_client import EtcdClient
+from registry.instance import InstanceRecord
+from registry.registration import Registration
+from serving.http_server import HttpServer
+from serving.stop_signal import StopSignal
+from worker.build_engine import EngineParts
+from worker.config import WorkerConfig
+from worker.health import create_app
+from worker.metrics import render_metrics
+from worker.rpc_server import RpcServer
+from worker.session_service import SessionService
+
+logger = logging.getLogger(__name__)
+
+REGISTRY_TTL_S = 6
+DRAIN_CHECK_S = 0.1
+
+
+class Worker:
+    """`parts` come with a bound transfer port and an engine that is not started yet; `run` ends both."""
+
+    def __init__(self, config: WorkerConfig, parts: EngineParts) -> None:
+        self._config = config
+        self._parts = parts
+        self._advertise_host = config.advertise_host or free_of_wildcard(config.host)
+        self._is_draining = False
+        self._registration: Registration | None = None
+        self._incarnation = time.time_ns()
+        self._instance = ""
+
+    async def run(self, stop: StopSignal) -> None:
+        """Serves until told to stop, and drained. Raises FlagError when it cannot begin."""
+        config, engine = self._config, self._parts.engine
+        sessions = SessionService(
+            engine,
+            welcome=self._welcome,
+            load=self._load,
+            drain=self._begin_drain,
+            master_timeout_s=config.heartbeat_timeout_s,
+        )
+        rpc = RpcServer(sessions, self.not_ready_reason)
+        http = HttpServer(
+            create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(self._parts)),
+            config.host,
+            config.port,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, self._parts.port.close)
+            engine.start()
+            stack.push_async_callback(asyncio.to_thread, engine.stop)
+            await _bind("disagg_pd_port", config.disagg_pd_port, rpc.start(config.host, config.disagg_pd_port))
+            stack.push_async_callback(rpc.close, 0.5)
+            await _bind("port", config.port, http.start())
+            stack.push_async_callback(http.close)
+            self._instance = config.instance_name or f"{socket.gethostname()}-{rpc.port}"
+            if config.etcd_addr is not None:
+                etcd = await stack.enter_async_context(EtcdClient(config.etcd_config()))
+                await self._register(etcd, self._record(rpc.port, http.port))
+                stack.push_async_callback(self._registration_closed)
+            logger.info("%s serves as %s", self._instance, config.effective_role.value)
+            await stop.wait()
+            self._begin_drain()
+            await self._finish_work(stop)
+
+    def not_ready_reason(self) -> str | None:
+        """None when an attempt sent here would be served now."""
+        if self._is_draining:
+            return "draining"
+        if self._is_stalled:
+            return f"the engine has made no progress for over {self._config.stall_timeout_s:g} s"
+        return None
+
+    @property
+    def _is_stalled(self) -> bool:
+        return time.monotonic() - self._parts.engine.last_progress_s > self._config.stall_timeout_s
+
+    async def _register(self, etcd: EtcdClient, record: InstanceRecord) -> None:
+        """Returns once the registry has the record. Raises FlagError if etcd can't be reached or refuses it."""
+        self._registration = Registration(
+            etcd, self._config.cluster, record, ttl_s=REGISTRY_TTL_S, on_incarnation=self._set_incarnation
+        )
+        self._registration.start()
+        try:
+            await self._registration.registered(self._config.etcd_wait_s)
+        except TimeoutError as error:
+            await self._registration_closed()
+            problem = f"{self._config.etcd_addr}: could not register within {self._config.etcd_wait_s:g} s"
+            raise FlagError("etcd_addr", problem) from error
+        except NewerIncarnation as error:
+            await self._registration_closed()
+            raise FlagError("instance_name", f"{record.instance}: {error}") from error
+
+    async def _registration_closed(self) -> None:
+        if self._registration is not None:
+            await self._registration.close()
+
+    def _set_incarnation(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+
+    def _begin_drain(self) -> None:
+        if self._is_draining:
+            return
+        logger.info("draining: %d attempts are left", self._parts.engine.num_attempts)
+        self._is_draining = True
+        self._parts.engine.drain()
+        if self._registration is not None:
+            record = self._registration.record
+            assert isinstance(record, InstanceRecord)
+            self._registration.update(dataclasses.replace(record, draining=True))
+
+    async def _finish_work(self, stop: StopSignal) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                urged = asyncio.create_task(stop.wait_urgent())
+                try:
+                    while self._parts.engine.num_attempts > 0 and not urged.done():
+                        await asyncio.wait([urged], timeout=DRAIN_CHECK_S)
+                finally:
+                    urged.cancel()
+        logger.info("leaving with %d attempts unfinished", self._parts.engine.num_attempts)
+
+    def _load(self) -> LoadReport:
+        return dataclasses.replace(self._parts.engine.load, is_draining=self._is_draining, is_stalled=self._is_stalled)
+
+    def _welcome(self) -> Welcome:
+        limits = self._parts.limits
+        return Welcome(
+            instance=self._instance,
+            role=self._config.effective_role,
+            model=self._parts.loaded.name,
+            incarnation=self._incarnation,
+            layout_fingerprint=self._parts.layout.fingerprint(),
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            max_context=limits.max_context,
+            max_num_seqs=limits.max_num_seqs,
+            vocab_size=limits.vocab_size,
+            version=version("pdserve"),
+            transfer_address=self._parts.port.address,
+        )
+
+    def _record(self, rpc_port: int, http_port: int) -> InstanceRecord:
+        welcome = self._welcome()
+        return InstanceRecord(
+            instance=welcome.instance,
+            role=welcome.role,
+            rpc_address=join_host_port(self._advertise_host, rpc_port),
+            transfer_address=welcome.transfer_address,
+            http_address=join_host_port(self._advertise_host, http_port),
+            model=welcome.model,
+            incarnation=welcome.incarnation,
+            layout_fingerprint=welcome.layout_fingerprint.hex(),
+            block_size=welcome.block_size,
+            num_blocks=welcome.num_blocks,
+            max_context=welcome.max_context,
+            max_num_seqs=welcome.max_num_seqs,
+            vocab_size=welcome.vocab_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=welcome.version,
+        )
+
+
+async def _bind(flag_name: str, port: int, start: Coroutine[None, None, None]) -> None:
+    """Raises FlagError naming the flag when the port can't be had."""
+    try:
+        await start
+    except OSError as error:
+        raise FlagError(flag_name, f"{port}: {error.strerror or error}") from error
