@@ -1,0 +1,95 @@
+"""What a response stream has brought, read the same way for blocking and asyncio clients."""
+
+from collections.abc import Iterable
+
+from client.errors import InternalError
+from client.results import Choice, Completion, Delta, Timeline, Usage
+from protos import inference_pb2 as wire
+from protos.sampling_codec import decode_finish_reason, decode_logprobs
+
+
+class Received:
+    """What is known of the whole request.
+
+    `id`, `model` and `created` are set from its first response on, `usage` and `timeline` at its end.
+    """
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.model: str | None = None
+        self.created: int | None = None  # unix seconds
+        self.usage: Usage | None = None
+        self.timeline: Timeline | None = None
+
+    def _read(self, response: wire.GenerateResponse) -> tuple[Delta, ...]:
+        self.id, self.model, self.created = response.id, response.model, response.created
+        if response.HasField("usage"):
+            self.usage = _decode_usage(response.usage)
+        if response.HasField("timeline"):
+            self.timeline = _decode_timeline(response.timeline)
+        return tuple(_decode_delta(choice) for choice in response.choices)
+
+    def completion(self, deltas: Iterable[Delta]) -> Completion:
+        """All of a request's deltas put together. Raises InternalError when there was none."""
+        by_index: dict[int, list[Delta]] = {}
+        for delta in deltas:
+            by_index.setdefault(delta.index, []).append(delta)
+        if self.id is None or self.model is None or self.created is None or not by_index:
+            raise InternalError("the response stream ended without any output")
+        return Completion(
+            id=self.id,
+            model=self.model,
+            created=self.created,
+            choices=tuple(_join(by_index[index]) for index in sorted(by_index)),
+            usage=self.usage,
+            timeline=self.timeline,
+        )
+
+
+def _join(deltas: list[Delta]) -> Choice:
+    return Choice(
+        index=deltas[0].index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(item for delta in deltas for item in delta.logprobs),
+        finish_reason=deltas[-1].finish_reason,
+        matched_stop=deltas[-1].matched_stop,
+    )
+
+
+def _decode_delta(choice: wire.ChoiceDelta) -> Delta:
+    return Delta(
+        index=choice.index,
+        text=choice.text,
+        token_ids=tuple(choice.token_ids),
+        logprobs=decode_logprobs(choice.logprobs),
+        finish_reason=decode_finish_reason(choice.finish_reason) if choice.HasField("finish_reason") else None,
+        matched_stop=choice.matched_stop if choice.HasField("matched_stop") else None,
+    )
+
+
+def _decode_usage(usage: wire.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def _decode_timeline(timeline: wire.Timeline) -> Timeline:
+    return Timeline(
+        queue_s=timeline.queue_s,
+        prefill_s=timeline.prefill_s,
+        transfer_s=timeline.transfer_s,
+        transfer_wait_s=timeline.transfer_wait_s,
+        first_token_s=timeline.first_token_s,
+        decode_s=timeline.decode_s,
+        total_s=timeline.total_s,
+        transport=timeline.transport,
+        transfer_bytes=timeline.transfer_bytes,
+        blocks_sent=timeline.blocks_sent,
+        blocks_skipped=timeline.blocks_skipped,
+        prefill_instance=timeline.prefill_instance,
+        decode_instance=timeline.decode_instance,
+        attempts=timeline.attempts,
+    )

@@ -1,0 +1,129 @@
+"""What calls give back. Times are in seconds, lengths in tokens, blocks or bytes as named."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protos.messages import FinishReason, LoadReport, Role, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens; `cached_tokens` of the prompt were found in a prefix cache and not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where a request's time went: `first_token_s` and `total_s` since it arrived, the others durations."""
+
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    transfer_wait_s: float  # of the transfer, waiting for prefill to compute
+    first_token_s: float
+    decode_s: float
+    total_s: float
+    transport: str
+    transfer_bytes: int
+    blocks_sent: int
+    blocks_skipped: int
+    prefill_instance: str
+    decode_instance: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Further output of one sample. Text may lag behind `token_ids`; `logprobs`, if asked for, run parallel to them."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None  # set in the sample's last delta
+    matched_stop: str | None = None  # the stop string, or the token id in digits
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sample, whole. `finish_reason` is None only if the server left it out."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    matched_stop: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Everything a request has given; `choices` are in order of their index, one for each of the n samples."""
+
+    id: str
+    model: str
+    created: int  # unix seconds
+    choices: tuple[Choice, ...]
+    usage: Usage | None
+    timeline: Timeline | None
+
+    @property
+    def text(self) -> str:
+        """Of the first sample."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first sample."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first sample."""
+        return self.choices[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    id: str
+    max_context: int  # prompt and completion together
+    created: int  # unix seconds
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """One worker as the master sees it."""
+
+    name: str
+    role: Role
+    address: str
+    model: str
+    incarnation: int
+    is_connected: bool
+    load: LoadReport
+    num_blocks: int
+    block_size: int
+    cached_blocks_known: int
+    attempts_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """The instances, and whether a request would succeed now. Iterates over its instances."""
+
+    instances: tuple[InstanceInfo, ...]
+    is_ready: bool
+    not_ready_reason: str | None
+
+    def __iter__(self) -> Iterator[InstanceInfo]:
+        return iter(self.instances)
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    def __getitem__(self, position: int) -> InstanceInfo:
+        return self.instances[position]

@@ -1,0 +1,121 @@
+"""The frames of the transfer port, version 1. All numbers are big-endian.
+
+Every frame is a header of 20 bytes and a payload:
+
+    offset  bytes
+    0       4      magic "PDKV"
+    4       1      version
+    5       1      type, see FrameType
+    6       2      zero
+    8       4      payload length
+    12      4      CRC-32 of the payload
+    16      4      CRC-32 of bytes 0 … 15
+
+A header is checked before anything is read or allocated because of it, and each type has its own limit on the
+payload. Only a BLOCKS frame is followed by bytes that are not a frame: `count * block_bytes` bytes of KV, where
+`block_bytes` is known from the layout both sides agreed on and each block has its own checksum in the payload.
+
+Who says what (D pulls from P):
+
+    D  HELLO     token, attempt, epoch, layout, num_skip, host identity, transports
+    P  ACCEPT    process id, nonce and its address      or  REFUSE reason, text
+    D  BEGIN     transport: one-sided reads only if the nonce could be read at that address
+    P  BLOCKS | READY  further complete blocks, in prompt order, as prefill completes them
+    P  PING      nothing new, still here
+    D  PROGRESS  number of leading blocks that D has verified
+    P  RECORD    total number of blocks, hand-off record
+    D  ACK       all read and verified
+    P  RELEASED  the lease held until the ACK            or, at any time after ACCEPT,  ABORT reason, text
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = b"PDKV"
+VERSION = 1
+HEADER_BYTES = 20
+MAX_BLOCKS_PER_FRAME = 1024
+MAX_RECORD_BYTES = 1 << 20
+MAX_TEXT_BYTES = 4096
+
+_CHECKED = struct.Struct("!4sBBHII")
+_CRC = struct.Struct("!I")
+
+
+class FrameError(ValueError):
+    """These bytes are not a frame of this protocol, or not one that fits here."""
+
+
+class FrameType(IntEnum):
+    HELLO = 1
+    ACCEPT = 2
+    REFUSE = 3
+    BEGIN = 4
+    BLOCKS = 5
+    READY = 6
+    PING = 7
+    PROGRESS = 8
+    RECORD = 9
+    ACK = 10
+    RELEASED = 11
+    ABORT = 12
+
+
+MAX_PAYLOAD_BYTES = {
+    FrameType.HELLO: 256,
+    FrameType.ACCEPT: 256,
+    FrameType.REFUSE: 1 + MAX_TEXT_BYTES,
+    FrameType.BEGIN: 16,
+    FrameType.BLOCKS: 4 + 8 * MAX_BLOCKS_PER_FRAME,
+    FrameType.READY: 4 + 16 * MAX_BLOCKS_PER_FRAME,
+    FrameType.PING: 0,
+    FrameType.PROGRESS: 16,
+    FrameType.RECORD: 4 + MAX_RECORD_BYTES,
+    FrameType.ACK: 16,
+    FrameType.RELEASED: 0,
+    FrameType.ABORT: 1 + MAX_TEXT_BYTES,
+}
+
+
+@dataclass(frozen=True)
+class Header:
+    type: FrameType
+    payload_bytes: int
+    payload_crc: int
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview) -> "Header":
+        """Raises FrameError unless the 20 bytes are an intact header within its type's limit."""
+        magic, version, number, reserved, payload_bytes, payload_crc = _CHECKED.unpack_from(data)
+        if magic != MAGIC:
+            raise FrameError(f"starts with {magic!r}, not {MAGIC!r}")
+        if version != VERSION:
+            raise FrameError(f"protocol version {version}, not {VERSION}")
+        (header_crc,) = _CRC.unpack_from(data, _CHECKED.size)
+        if header_crc != zlib.crc32(data[: _CHECKED.size]) or reserved:
+            raise FrameError("header is damaged")
+        try:
+            frame_type = FrameType(number)
+        except ValueError:
+            raise FrameError(f"unknown frame type {number}") from None
+        if payload_bytes > MAX_PAYLOAD_BYTES[frame_type]:
+            raise FrameError(f"{frame_type.name} of {payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES[frame_type]}")
+        return cls(frame_type, payload_bytes, payload_crc)
+
+    def check(self, payload: bytes | bytearray) -> None:
+        """Raises FrameError when the payload is not the one that was sent."""
+        if len(payload) != self.payload_bytes or zlib.crc32(payload) != self.payload_crc:
+            raise FrameError(f"payload of {self.type.name} is damaged")
+
+
+@dataclass(frozen=True)
+class Frame:
+    type: FrameType
+    payload: bytes = b""
+
+    def pack(self) -> bytes:
+        assert len(self.payload) <= MAX_PAYLOAD_BYTES[self.type], (self.type, len(self.payload))
+        checked = _CHECKED.pack(MAGIC, VERSION, self.type, 0, len(self.payload), zlib.crc32(self.payload))
+        return checked + _CRC.pack(zlib.crc32(checked)) + self.payload

@@ -1,0 +1,80 @@
+"""The Inference service: every method reads a request, asks the domain, and writes what comes.
+
+Streams are written with `context.write`, not by an async generator: a handler that is a coroutine is cancelled at its
+await the moment the client leaves, while a suspended generator is only closed when it is collected.
+"""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+from master.edge.grpc_codec import decode_options, encode_output
+from master.edge.grpc_prompt import chat_prompt, generate_prompt, tokenize_prompt
+from master.edge.grpc_status import Context, answering
+from master.edge.prompt_ids import MAX_CHARACTERS_IN_LOOP
+from master.errors import ErrorKind, ServingError, invalid
+from master.service import Service
+from protos import inference_pb2 as wire
+from protos.inference_pb2_grpc import InferenceServicer
+
+
+class Inference(InferenceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def Generate(self, request: wire.GenerateRequest, context: Context) -> None:
+        async with answering(context):
+            self._service.resolve_model(request.options.model or None)
+            await self._stream(await generate_prompt(self._service, request), request.options, context)
+
+    async def Chat(self, request: wire.ChatRequest, context: Context) -> None:
+        async with answering(context):
+            self._service.resolve_model(request.options.model or None)
+            await self._stream(await chat_prompt(self._service, request), request.options, context)
+
+    async def _stream(self, prompt_ids: list[int], options: wire.GenerationOptions, context: Context) -> None:
+        request = self._service.build_request(prompt_ids, decode_options(options, _time_limit_s(context)))
+        created = int(time.time())
+        async with aclosing(self._service.generate(request)) as outputs:
+            async for output in outputs:
+                await context.write(encode_output(output, request.id, request.model, created))
+
+    async def Tokenize(self, request: wire.TokenizeRequest, context: Context) -> wire.TokenizeResponse:
+        async with answering(context):
+            card = self._service.resolve_model(request.model or request.chat.options.model or None)
+            return wire.TokenizeResponse(
+                token_ids=await tokenize_prompt(self._service, request), max_context=card.max_context
+            )
+
+    async def Detokenize(self, request: wire.DetokenizeRequest, context: Context) -> wire.DetokenizeResponse:
+        async with answering(context):
+            self._service.resolve_model(request.model or None)
+            return wire.DetokenizeResponse(text=await self._detokenize(list(request.token_ids)))
+
+    async def _detokenize(self, token_ids: list[int]) -> str:
+        tokenizer = self._service.tokenizer
+        if token_ids and (largest := max(token_ids)) >= tokenizer.vocab_size:
+            raise invalid(
+                "token_ids", f"token_ids: {largest} is not below the vocabulary's size {tokenizer.vocab_size}"
+            )
+        if len(token_ids) <= MAX_CHARACTERS_IN_LOOP:
+            return tokenizer.decode(token_ids, skip_special_tokens=False)
+        return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=False)
+
+    async def ListModels(self, request: wire.ListModelsRequest, context: Context) -> wire.ListModelsResponse:
+        async with answering(context):
+            return wire.ListModelsResponse(
+                models=[
+                    wire.Model(id=card.id, max_context=card.max_context, created=card.created, owner=card.owner)
+                    for card in self._service.models()
+                ]
+            )
+
+
+def _time_limit_s(context: Context) -> float | None:
+    """What is left of the client's deadline. Raises ServingError when that is nothing."""
+    # grpc-stubs leaves out that a call without a deadline has None here
+    remaining_s: float | None = context.time_remaining()
+    if remaining_s is not None and remaining_s <= 0:
+        raise ServingError(ErrorKind.DEADLINE_EXCEEDED, "the deadline had passed before the request was read")
+    return remaining_s

@@ -1,0 +1,89 @@
+"""The command `pdserve`: a local cluster, and what one does with any cluster."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TypeVar
+
+from config.address import split_host_port
+from config.flags import FlagError, fail, flag, parse
+from pdserve.chat import run_chat
+from pdserve.local_cluster import ClusterFailed
+from pdserve.serve import ServeConfig, serve
+from pdserve.status import run_status
+
+PROG = "pdserve"
+ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig")
+
+
+def _address(value: str) -> None:
+    split_host_port(value)
+
+
+@dataclass(frozen=True)
+class StatusConfig:
+    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
+    watch: bool = flag(False, "Refresh until Ctrl-C", group="Display")
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
+    system: str | None = flag(None, "System prompt", group="Chat")
+
+
+def main() -> None:
+    """Exits with the command's status; 2 and one line for a flag or a cluster that can't be used."""
+    commands: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+        "serve": ("a master and workers on this machine", _serve),
+        "status": ("the instances of a cluster", _status),
+        "chat": ("talk to a cluster from the terminal", _chat),
+    }
+    usage = "\n".join(
+        [f"usage: {PROG} COMMAND [--flag=value ...]", ""] + [f"  {n:<8} {t[0]}" for n, t in commands.items()]
+    )
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        print(f"{usage}\n\n{PROG} COMMAND --help shows the flags of a command")
+        return
+    if name == "--version":
+        print(f"{PROG} {version('pdserve')}")
+        return
+    if name not in commands:
+        fail(PROG, FlagError(None, f"unknown command {name!r}; there are {', '.join(commands)}"))
+    try:
+        raise SystemExit(commands[name][1](sys.argv[2:]))
+    except FlagError as error:
+        fail(f"{PROG} {name}", error)
+
+
+def _serve(argv: Sequence[str]) -> int:
+    config = _parse(ServeConfig, argv, "serve", "Starts a registry, a master and workers on this machine.")
+    try:
+        return asyncio.run(serve(config))
+    except ClusterFailed as error:
+        print(f"{PROG} serve: {error}", file=sys.stderr)
+        return 1
+
+
+def _status(argv: Sequence[str]) -> int:
+    config = _parse(StatusConfig, argv, "status", "Shows the instances of a cluster.")
+    return run_status(config.address, config.watch)
+
+
+def _chat(argv: Sequence[str]) -> int:
+    config = _parse(ChatConfig, argv, "chat", "Talks to a cluster from the terminal.")
+    return run_chat(config.address, system=config.system)
+
+
+def _parse(cls: type[ConfigT], argv: Sequence[str], command: str, description: str) -> ConfigT:
+    return parse(
+        cls, argv, prog=f"{PROG} {command}", description=description, environ=os.environ, version=version("pdserve")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""A small master behind the edges: real tokenizer, template and validation; generation answers with the prompt."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from master.edge.grpc_server import GrpcServer
+from master.errors import ErrorKind, ServingError
+from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
+from master.request import GenerationRequest, RequestOptions
+from master.service import InstanceView, ModelCard
+from master.text.chat_template import ChatTemplate
+from master.text.tokenizer import Tokenizer, load_tokenizer
+from master.validation import Limits, build_generation_request
+from protos.messages import FinishReason, LoadReport, Role, TokenLogprobs, TransferCounters
+
+CORPUS = ("the quick brown fox jumps over the lazy dog", "hello world, how are you today?", "you are a helpful fox")
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'critic' %}{{ raise_exception('critics are not welcome') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if tools %}[{{ tools | length }} tools]{% endif %}{{ suffix }}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+MAX_CONTEXT = 100_000
+INSTANCE = InstanceView(
+    name="prefill-0",
+    role=Role.PREFILL,
+    address="127.0.0.1:7777",
+    model="tiny",
+    incarnation=3,
+    is_connected=True,
+    load=LoadReport(
+        role=Role.PREFILL,
+        queued_requests=4,
+        running_sequences=5,
+        available_blocks=60,
+        held_blocks=36,
+        transfer=TransferCounters(
+            blocks_sent=71, blocks_received=72, blocks_skipped=73, bytes_received=5 * 2**20, failures=74
+        ),
+    ),
+    num_blocks=96,
+    block_size=16,
+    cached_blocks_known=12,
+    attempts_in_flight=9,
+)
+
+
+@cache
+def trained_texts() -> tuple[Tokenizer, ChatTemplate]:
+    """Both loaded from a folder laid out as a model's."""
+    library = LibraryTokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=300,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<|begin|>", "<|end|>"],
+            show_progress=False,
+        ),
+    )
+    library.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        library.save(str(folder / "tokenizer.json"))
+        config = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        return load_tokenizer(folder), ChatTemplate.load(folder)
+
+
+class ScriptedService:
+    """Answers with the prompt's own tokens, one an output.
+
+    `refusals` are raised one a request, before any output. While `resume` is clear a request stops after its first
+    output; `paused` says that one has, `closed` that a generation has ended in whatever way.
+    """
+
+    def __init__(self) -> None:
+        self.tokenizer, self.chat_template = trained_texts()
+        self.requests: list[GenerationRequest] = []
+        self.options: list[RequestOptions] = []
+        self.refusals: deque[Exception] = deque()
+        self.failure_after_output: Exception | None = None
+        self.reason: str | None = None
+        self.views: list[InstanceView] = [INSTANCE]
+        self.times_listed = 0
+        self.listed_twice = asyncio.Event()
+        self.resume = asyncio.Event()
+        self.resume.set()
+        self.paused = asyncio.Event()
+        self.closed = asyncio.Event()
+        self._numbers = itertools.count(1)
+
+    def models(self) -> Sequence[ModelCard]:
+        return [
+            ModelCard("tiny", MAX_CONTEXT, 1_700_000_000),
+            ModelCard("alias", MAX_CONTEXT, 1_700_000_000, "someone"),
+        ]
+
+    def resolve_model(self, name: str | None) -> ModelCard:
+        for card in self.models():
+            if name in (None, card.id):
+                return card
+        raise ServingError(ErrorKind.NOT_FOUND, f"model {name!r} is not served", code="model_not_found")
+
+    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+        self.options.append(options)
+        return build_generation_request(
+            prompt_ids,
+            options,
+            model=self.resolve_model(options.model),
+            vocab_size=self.tokenizer.vocab_size,
+            eos_token_ids=self.tokenizer.eos_ids,
+            limits=Limits(MAX_CONTEXT),
+            encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
+            new_id=lambda: f"request-{next(self._numbers)}",
+            now=time.monotonic,
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
+        self.requests.append(request)
+        if self.refusals:
+            raise self.refusals.popleft()
+        output_ids = request.prompt_ids[: request.sampling.max_tokens]
+        reason = FinishReason.LENGTH if len(output_ids) == request.sampling.max_tokens else FinishReason.STOP
+        try:
+            for position, token_id in enumerate(output_ids):
+                is_last = position == len(output_ids) - 1
+                yield GenerationOutput(
+                    choices=tuple(
+                        self._delta(request, index, token_id, reason if is_last else None) for index in range(request.n)
+                    ),
+                    usage=Usage(len(request.prompt_ids), len(output_ids) * request.n, 2) if is_last else None,
+                    timeline=Timeline(total_s=1.5, transport="tcp", blocks_sent=3, attempts=1) if is_last else None,
+                )
+                if not self.resume.is_set():
+                    self.paused.set()
+                    await self.resume.wait()
+                if self.failure_after_output is not None:
+                    raise self.failure_after_output
+        finally:
+            self.closed.set()
+
+    def _delta(
+        self, request: GenerationRequest, index: int, token_id: int, finish_reason: FinishReason | None
+    ) -> ChoiceDelta:
+        has_logprobs = request.sampling.logprobs is not None
+        return ChoiceDelta(
+            index=index,
+            text=self.tokenizer.decode([token_id], request.skip_special_tokens),
+            token_ids=(token_id,),
+            logprobs=(TokenLogprobs(token_id, -0.5, 1, ((token_id, -0.5), (7, -1.5))),) if has_logprobs else (),
+            finish_reason=finish_reason,
+            matched_stop=1 if finish_reason is FinishReason.STOP else None,
+        )
+
+    def not_ready_reason(self) -> str | None:
+        return self.reason
+
+    def instances(self) -> Sequence[InstanceView]:
+        self.times_listed += 1
+        if self.times_listed >= 2:
+            self.listed_twice.set()
+        return self.views
+
+    async def drain_instance(self, name: str) -> None:
+        raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known")
+
+
+@asynccontextmanager
+async def serving(service: ScriptedService, host: str = "127.0.0.1") -> AsyncIterator[GrpcServer]:
+    """The real gRPC server on a free port."""
+    server = GrpcServer(service, host, 0, health_interval_s=0.01)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close(grace_s=0)
