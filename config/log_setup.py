@@ -18,3 +18,4 @@ class LogLevel(Enum):
 def log_to_stderr(level: LogLevel) -> None:
     """Sends records of `level` and above to stderr, replacing what was set up before; local time."""
     logging.basicConfig(stream=sys.stderr, level=level.value, format=FORMAT, datefmt=TIME_FORMAT, force=True)
+    logging.getLogger("uvicorn").setLevel(max(level.value, logging.WARNING))  # its INFO is about itself

@@ -45,10 +45,7 @@ class ServeConfig:
 async def serve(config: ServeConfig) -> int:
     """Returns the exit status. Raises FlagError and ClusterFailed."""
     stop = StopSignal()
-    try:
-        model = config.model or await asyncio.to_thread(ensure_demo_model, default_cache_dir(), tell)
-    except DemoModelMissing as error:
-        raise FlagError("model", str(error)) from error
+    model = config.model if config.model is not None else await _demo_model()
     working = asyncio.create_task(_serve_cluster(config, model))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,10 +58,17 @@ async def serve(config: ServeConfig) -> int:
     return working.result()
 
 
+async def _demo_model() -> Path:
+    try:
+        return await asyncio.to_thread(ensure_demo_model, default_cache_dir(), tell)
+    except DemoModelMissing as error:
+        raise FlagError("model", str(error)) from error
+
+
 async def _serve_cluster(config: ServeConfig, model: Path) -> int:
     is_once = config.once is not None
     plan = LocalPlan(
-        model=model.absolute(),
+        model=model,
         num_prefill=config.prefill,
         num_decode=config.decode,
         num_mix=config.mix,

@@ -44,6 +44,7 @@ class Sequence:
         self.attempt = attempt
         self.index = index
         self.token_ids: list[int] = [*attempt.start.prompt_ids, *attempt.start.output_ids]
+        self.output_ids: list[int] = list(attempt.start.output_ids)  # those after the prompt
         self.blocks: list[int] = []  # one reference on each, owned by the scheduler
         self.num_computed = 0  # leading tokens whose KV is in `blocks`
         self.num_committed = 0  # leading blocks that the prefix cache knows
@@ -60,16 +61,21 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        return len(self.token_ids) - len(self.attempt.start.prompt_ids)
+        return len(self.output_ids)
 
     @property
-    def output_ids(self) -> list[int]:
-        return self.token_ids[len(self.attempt.start.prompt_ids) :]
+    def order(self) -> tuple[int, int, int]:
+        """Who goes first: lower priority number, then earlier arrival, then lower index. No two are equal."""
+        return (self.attempt.start.priority, self.attempt.number, self.index)
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who goes first: lower priority number, then earlier arrival."""
-        return (self.attempt.start.priority, self.attempt.number)
+    def num_slots(self) -> int:
+        """How many sequences come to run when this one does."""
+        return 1 if self.attempt.is_prefilled else len(self.attempt.unfinished)
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_ids.append(token_id)
 
     def chain(self, num_tokens: int, block_size: int) -> list[bytes]:
         """The hashes of the full blocks among the first `num_tokens` tokens."""

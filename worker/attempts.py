@@ -27,7 +27,7 @@ from protos.messages import (
 from worker.attempt import Attempt, Link, Phase, Sequence
 from worker.engine_limits import EngineLimits
 from worker.hand_off import FirstToken, HandOffError, check_record, make_record
-from worker.kv_port import KvPort, PullOutcome, kv_source
+from worker.kv_port import KvPort, PullOutcome, kv_handle, kv_source
 from worker.sampler import SampledToken
 from worker.scheduler import Scheduler
 
@@ -87,7 +87,7 @@ class Attempts:
             return
         failure = self._refusal(start)
         if failure is not None:
-            self._updates.setdefault(link, []).append(AttemptUpdate(start.attempt, failure=failure))
+            self._tell(link, AttemptUpdate(start.attempt, failure=failure))
             return
         self._num_arrived += 1
         attempt = Attempt(start, link, self._num_arrived, self._model_name, time.monotonic())
@@ -109,11 +109,13 @@ class Attempts:
 
     def decode_here(self, link: Link, number: int) -> None:
         attempt = self._attempts.get((link, number))
-        if attempt is None or attempt.stage is not Stage.PREFILL:
-            return
-        attempt.stage = Stage.WHOLE
-        if attempt.export is not None:
-            attempt.export.abort("the prefill worker decodes this request itself")
+        if attempt is None:
+            # Unless it finished, its master takes the KV to be here still, and would wait for tokens.
+            self._tell(link, AttemptUpdate(number, failure=Failure(ErrorCode.TRANSFER_FAILED, "the KV is gone")))
+        elif attempt.stage is Stage.PREFILL:
+            attempt.stage = Stage.WHOLE
+            if attempt.export is not None:
+                attempt.export.abort("the prefill worker decodes this request itself")
 
     def drop_link(self, link: Link) -> None:
         """The master is gone: nobody wants its attempts."""
@@ -211,14 +213,18 @@ class Attempts:
         num_computed = attempt.leader.num_computed - attempt.num_cached
         prefilled = Prefilled(num_computed, time.monotonic() - attempt.admitted_s)
         self._emit(attempt, AttemptUpdate(attempt.start.attempt, prefilled=prefilled))
-        if attempt.stage is Stage.PREFILL:
-            self._scheduler.pause(attempt.leader)
-            if attempt.export is not None and attempt.unfinished:
-                self.publish_blocks(attempt, with_partial=True)
-                attempt.export.seal(make_record(attempt, first_tokens))
-                attempt.phase = Phase.HANDED_OFF
-        else:
+        if attempt.export is None:
             self._fan_out(attempt)
+            return
+        self._scheduler.pause(attempt.leader)
+        attempt.phase = Phase.HANDED_OFF
+        # One that is told to decode here goes on when nobody reads its blocks any more.
+        if attempt.stage is Stage.PREFILL and attempt.unfinished:
+            self.publish_blocks(attempt, with_partial=True)
+            try:
+                attempt.export.seal(make_record(attempt, first_tokens))
+            except ValueError as error:
+                self.fail(attempt, ErrorCode.INTERNAL, str(error))
 
     def _on_export_released(self, attempt: Attempt, reason: ReleaseReason) -> None:
         attempt.export = None
@@ -245,7 +251,7 @@ class Attempts:
                 self.fail(attempt, ErrorCode.TRANSFER_FAILED, str(outcome))
             return
         try:
-            record = check_record(outcome.record, attempt)
+            record = check_record(outcome.record, attempt, self._limits.vocab_size)
         except HandOffError as error:
             self.fail(attempt, ErrorCode.TRANSFER_FAILED, str(error))
             return
@@ -307,13 +313,18 @@ class Attempts:
             return Failure(ErrorCode.UNAVAILABLE, "the worker is draining")
         if self._scheduler.num_waiting >= self._limits.max_queued:
             return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{self._scheduler.num_waiting} attempts are queued")
+        if start.kv_source is not None:
+            try:
+                kv_handle(start.kv_source)
+            except ValueError as error:
+                return Failure(ErrorCode.TRANSFER_FAILED, f"kv_source: {error}")
         return self._limits.refusal(start)
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
         if sequence.finish_reason is not None:
             return  # cancelled while the step ran
         position = sequence.num_output
-        sequence.token_ids.append(token_id)
+        sequence.append(token_id)
         sequence.finish_reason = self._finish_reason(sequence, token_id)
         delta = TokenDelta(
             sequence=sequence.index,
@@ -333,7 +344,10 @@ class Attempts:
         return None
 
     def _emit(self, attempt: Attempt, update: AttemptUpdate) -> None:
-        self._updates.setdefault(attempt.link, []).append(update)
+        self._tell(attempt.link, update)
+
+    def _tell(self, link: Link, update: AttemptUpdate) -> None:
+        self._updates.setdefault(link, []).append(update)
 
     def _post_export_released(self, attempt: Attempt, reason: ReleaseReason) -> None:
         self._post(partial(self._on_export_released, attempt, reason))

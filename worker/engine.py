@@ -132,7 +132,7 @@ class Engine:
             prompt_logprobs = {
                 index: _prompt_logprobs(batch.chunks[index], rows) for index, rows in logits.prompt.items()
             }
-        except (RuntimeError, ValueError, IndexError) as error:  # torch's, for what a model or device can't do
+        except Exception as error:  # the model is not ours, and may raise anything
             logger.exception("a step of %d sequences failed", len(batch.chunks))
             for chunk in batch.chunks:
                 self._attempts.fail(chunk.sequence.attempt, ErrorCode.INTERNAL, f"engine step failed: {error}")
@@ -144,11 +144,13 @@ class Engine:
                 continue  # another of its sequences failed in this step
             if index in prompt_logprobs:
                 self._attempts.report_prompt_logprobs(attempt, *prompt_logprobs[index])
-            self._scheduler.advance(chunk)
             chosen = tokens.get(chunk.sequence, [])
             if isinstance(chosen, SamplingError):
+                # Its KV may be what is wrong: it must not get into the prefix cache.
                 self._attempts.fail(attempt, ErrorCode.INTERNAL, str(chosen))
-            elif is_last:
+                continue
+            self._scheduler.advance(chunk)
+            if is_last:
                 self._attempts.take_tokens(chunk.sequence, chosen)
             else:
                 self._attempts.publish_blocks(attempt)
@@ -184,6 +186,7 @@ class Engine:
     # --- commands
 
     def _on_attach(self, link: Link) -> None:
+        self._publish()  # else the new link would get changes that are in its snapshot already
         self._links.add(link)
         link.deliver_cache_snapshot(self._scheduler.pool.snapshot())
 

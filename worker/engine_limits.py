@@ -1,8 +1,12 @@
 """What an engine can take, and the refusal of what it can't."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos.messages import ErrorCode, Failure, Start
+from protos.messages import ErrorCode, Failure, SamplingParams, Stage, Start
+
+MAX_LOGPROBS = 20  # most likely tokens reported for each position, as the master allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +23,19 @@ class EngineLimits:
     def refusal(self, start: Start) -> Failure | None:
         """Why this attempt could never run here. The master checked most of it; a worker trusts nobody."""
         num_tokens = len(start.prompt_ids) + len(start.output_ids)
+        if start.stage is Stage.DECODE and start.kv_source is None:
+            return _invalid("kv_source: unset, there is nowhere to pull from")
         if not start.prompt_ids:
             return _invalid("prompt_ids: empty")
+        if math.isnan(start.time_limit_s):
+            return _invalid("time_limit_s: not a number")
         if not start.sequences or len(set(start.sequences)) < len(start.sequences):
             return _invalid(f"sequences: {list(start.sequences)} are not distinct indexes")
         if len(start.sequences) > self.max_num_seqs:
             return _invalid(f"sequences: {len(start.sequences)}, this worker runs at most {self.max_num_seqs}")
-        if max(start.prompt_ids) >= self.vocab_size or max(start.output_ids, default=0) >= self.vocab_size:
-            return _invalid(f"token ids: above the vocabulary of {self.vocab_size}")
+        for name, token_ids in (("prompt_ids", start.prompt_ids), ("output_ids", start.output_ids)):
+            if not self._are_known(token_ids):
+                return _invalid(f"{name}: outside the vocabulary of {self.vocab_size}")
         if start.sampling.max_tokens <= len(start.output_ids):
             return _invalid(f"max_tokens: {start.sampling.max_tokens}, already emitted {len(start.output_ids)}")
         longest = len(start.prompt_ids) + start.sampling.max_tokens
@@ -36,7 +45,38 @@ class EngineLimits:
         needed = -(-max(longest - 1, num_tokens) // self.block_size)
         if needed > self.num_blocks:
             return _invalid(f"prompt and max_tokens: {needed} blocks of KV, this worker has {self.num_blocks}")
+        return self._sampling_refusal(start.sampling)
+
+    def _sampling_refusal(self, sampling: SamplingParams) -> Failure | None:
+        """What would break the step it is sampled in, and so the work of others, or make no distribution."""
+        for name, is_usable in (
+            ("temperature", 0 <= sampling.temperature < math.inf),
+            ("top_p", 0 < sampling.top_p <= 1),
+            ("min_p", 0 <= sampling.min_p <= 1),
+            ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf),
+            ("presence_penalty", math.isfinite(sampling.presence_penalty)),
+            ("frequency_penalty", math.isfinite(sampling.frequency_penalty)),
+            ("logit_bias", all(math.isfinite(bias) for bias in sampling.logit_bias.values())),
+            ("seed", 0 <= sampling.seed < 1 << 64),
+            ("logprobs", sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_LOGPROBS),
+            ("prompt_logprobs", sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= MAX_LOGPROBS),
+        ):
+            if not is_usable:
+                return _invalid(f"{name}: {getattr(sampling, name)} is out of range")
+        for name, token_ids in (
+            ("logit_bias", tuple(sampling.logit_bias)),
+            *(("bad_words_ids", word) for word in sampling.bad_words_ids),
+        ):
+            if not self._are_known(token_ids):
+                return _invalid(f"{name}: outside the vocabulary of {self.vocab_size}")
+        if () in sampling.bad_words_ids:
+            return _invalid("bad_words_ids: a word has no tokens")
+        if sampling.grammar is not None:
+            return _invalid("grammar: this worker cannot keep to one")
         return None
+
+    def _are_known(self, token_ids: Sequence[int]) -> bool:
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
 
 
 def _invalid(message: str) -> Failure:

@@ -39,7 +39,7 @@ def make_record(attempt: Attempt, first_tokens: list[FirstToken]) -> bytes:
     return msgspec.msgpack.encode(HandOffRecord(_tokens_hash(attempt), _num_tokens(attempt), tuple(first_tokens)))
 
 
-def check_record(data: bytes, attempt: Attempt) -> HandOffRecord:
+def check_record(data: bytes, attempt: Attempt, vocab_size: int) -> HandOffRecord:
     """Raises HandOffError unless the record is for exactly this attempt's tokens and sequences."""
     try:
         record = msgspec.msgpack.decode(data, type=HandOffRecord)
@@ -53,6 +53,9 @@ def check_record(data: bytes, attempt: Attempt) -> HandOffRecord:
     offered = tuple(token.sequence for token in record.first_tokens)
     if offered != attempt.start.sequences:
         raise HandOffError(f"first tokens for sequences {offered}, expected {attempt.start.sequences}")
+    for token in record.first_tokens:
+        if not 0 <= token.token_id < vocab_size:
+            raise HandOffError(f"first token {token.token_id} is not in the vocabulary of {vocab_size}")
     return record
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.counters import TransferCounters as SentCounters
-from kvcache.transfer.errors import TransferError
+from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.pull import Pull, TransferResult
@@ -48,9 +48,8 @@ class KvPort:
 
         Raises ValueError for a source that is malformed.
         """
-        handle = KvHandle(source.address, source.token, source.attempt, source.epoch, source.layout_fingerprint)
-        pull = self._client.pull(handle, num_skip, blocks)
-        self._pullers.submit(self._run, pull, on_end)
+        pull = self._client.pull(kv_handle(source), num_skip, blocks)
+        self._pullers.submit(self._run, source.attempt, pull, on_end)
         return pull
 
     def counters(self) -> TransferCounters:
@@ -70,15 +69,24 @@ class KvPort:
         self._pullers.shutdown(wait=True, cancel_futures=False)
         self._server.close()
 
-    def _run(self, pull: Pull, on_end: Callable[[PullOutcome], None]) -> None:
+    def _run(self, attempt: int, pull: Pull, on_end: Callable[[PullOutcome], None]) -> None:
         outcome: PullOutcome
         try:
             outcome = pull.run()
         except TransferError as error:
             outcome = error
+        except Exception as error:
+            # Whatever it was, the blocks are released only when `on_end` is called.
+            logger.exception("pull of attempt %d broke", attempt)
+            outcome = TransferError(TransferFailure.UNREACHABLE, f"pull broke: {error!r}")
         with self._lock:
             self._received = _count(self._received, outcome)
         on_end(outcome)
+
+
+def kv_handle(source: KvSource) -> KvHandle:
+    """Raises ValueError for a source that is malformed."""
+    return KvHandle(source.address, source.token, source.attempt, source.epoch, source.layout_fingerprint)
 
 
 def kv_source(export: Export) -> KvSource:

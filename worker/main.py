@@ -1,15 +1,16 @@
 """The command `pdserve-worker`."""
 
 import asyncio
-import logging
 import os
 import sys
 from importlib.metadata import version
 
 import uvloop
 
+from config.address import free_of_wildcard
 from config.flags import FlagError, fail, parse
 from config.log_setup import log_to_stderr
+from serving.stop_signal import StopSignal
 from worker.config import WorkerConfig
 
 PROG = "pdserve-worker"
@@ -27,16 +28,14 @@ def main() -> None:
             version=version("pdserve"),
         )
         log_to_stderr(config.log_level)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
         uvloop.run(_run(config))
     except FlagError as error:
         fail(PROG, error)
 
 
 async def _run(config: WorkerConfig) -> None:
-    from config.address import free_of_wildcard
-    from serving.stop_signal import StopSignal
-    from worker.build_engine import build_engine  # torch and transformers take seconds; a wrong flag should not
+    # torch and transformers take seconds to import; what is wrong with a flag should show at once.
+    from worker.build_engine import build_engine
     from worker.worker import Worker
 
     stop = StopSignal()

@@ -1,7 +1,7 @@
 """What waits to be sent to one master: bounded however slowly it reads.
 
 Outputs of an attempt coalesce into one update, so they never exceed what the attempt may emit; cache changes
-coalesce per block hash, so they never exceed the pool.
+coalesce per block hash to what differs from what the master knows, so they never exceed two pools.
 """
 
 import asyncio
@@ -57,7 +57,9 @@ class MasterLink:
             self._updates[update.attempt] = update if earlier is None else merge(earlier, update)
         for event in cache_events:
             assert event.hash is not None
-            self._cache_changes[event.hash] = event.kind
+            # A hash comes and goes in turn: a change that waits here and this one cancel out.
+            if self._cache_changes.pop(event.hash, event.kind) is event.kind:
+                self._cache_changes[event.hash] = event.kind
         self._has_something.set()
 
     def _replace_cache(self, hashes: Sequence[bytes]) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from kvcache.layout import KvLayout
 from worker.attention import ATTENTION_NAME
@@ -21,7 +23,7 @@ class ModelError(ValueError):
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: torch.nn.Module
-    name: str  # names the weights, equal on every worker that has the same folder content
+    name: str  # names the weights, equal on every worker that has the same ones, in whatever folder
     vocab_size: int
     max_context: int
     num_layers: int
@@ -42,19 +44,27 @@ def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedMod
         raise ModelError(f"no such folder: {folder}")
     if not (folder / "config.json").is_file():
         raise ModelError(f"no config.json in {folder}: not a model in Hugging Face layout")
+    transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         dtype = _dtype(dtype_name, device, config.dtype)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load {folder}: {str(error).splitlines()[0]}") from error
+    if missing := sorted(loading["missing_keys"]):  # transformers makes them up, differently on every worker
+        raise ModelError(f"{folder} lacks {len(missing)} weights, {missing[0]} among them")
     model.to(device).eval().requires_grad_(False)
     heads = config.num_attention_heads
     return LoadedModel(
         model=model,
-        name=f"{folder.resolve().name}-{weights_digest(folder)}",
+        name=f"{config.model_type}-{weights_digest(folder)}",
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=config.max_position_embeddings,
         num_layers=config.num_hidden_layers,
@@ -73,7 +83,7 @@ def weights_digest(folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text())
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with path.open("rb") as file:

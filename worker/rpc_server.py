@@ -1,19 +1,17 @@
 """The worker's gRPC port: sessions with masters, the standard health service and reflection."""
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as grpc_health  # type: ignore[attr-defined]  # made at import
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from config.address import join_host_port
 from protos import session_pb2
 from protos.session_pb2_grpc import add_WorkerServicer_to_server
+from serving.grpc_health import Health
 from worker.session_service import SessionService
 
 MESSAGE_LIMIT_BYTES = 64 << 20
@@ -36,9 +34,7 @@ class RpcServer:
 
     def __init__(self, sessions: SessionService, not_ready_reason: Callable[[], str | None]) -> None:
         self._sessions = sessions
-        self._not_ready_reason = not_ready_reason
-        self._health = grpc_health.HealthServicer()
-        self._health_task: asyncio.Task[None] | None = None
+        self._health = Health(not_ready_reason, (SERVICE_NAME,), HEALTH_INTERVAL_S)
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
@@ -52,21 +48,8 @@ class RpcServer:
         except RuntimeError as error:
             raise OSError(f"cannot bind {join_host_port(host, port)}: in use, or not an address here") from error
         await self._server.start()
-        self._health_task = asyncio.create_task(self._follow_health(), name="grpc health")
 
     async def close(self, grace_s: float) -> None:
         """Ends sessions after `grace_s`."""
-        if self._health_task is not None:
-            self._health_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._health_task
+        self._health.close()
         await self._server.stop(grace_s)
-
-    async def _follow_health(self) -> None:
-        statuses = health_pb2.HealthCheckResponse
-        while True:
-            is_ready = self._not_ready_reason() is None
-            status = statuses.SERVING if is_ready else statuses.NOT_SERVING
-            for name in ("", SERVICE_NAME):
-                await self._health.set(name, status)
-            await asyncio.sleep(HEALTH_INTERVAL_S)

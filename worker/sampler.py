@@ -14,6 +14,8 @@ import torch
 from protos.messages import SamplingParams, TokenLogprobs
 from worker.randomness import uniform
 
+_FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting a vocabulary is slow
+
 
 class SamplingError(RuntimeError):
     """The model's logits hold no usable distribution (NaN, or nothing left to choose from)."""
@@ -83,9 +85,14 @@ def _choose(raw: torch.Tensor, row: SamplingRow) -> int:
     logits = raw.clone()
     _penalise(logits, row)
     _forbid(logits, row)
+    peak, best = logits.max(dim=-1)
+    if not math.isfinite(peak):
+        raise SamplingError("no token is left to choose from")
     if row.params.temperature == 0.0:
-        return int(logits.argmax())
-    return _draw(logits, row.params, uniform(row.params.seed, row.sequence, len(row.output_ids)))
+        return int(best)
+    # Relative to the peak, so that no temperature overflows.
+    probs = torch.softmax((logits.double() - peak) / row.params.temperature, dim=-1)
+    return _draw(probs, row.params, uniform(row.params.seed, row.sequence, len(row.output_ids)))
 
 
 def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
@@ -106,37 +113,49 @@ def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
 
 def _forbid(logits: torch.Tensor, row: SamplingRow) -> None:
     if len(row.output_ids) < row.params.min_tokens:
-        logits[list(row.params.stop_token_ids)] = -torch.inf
+        logits[[token_id for token_id in row.params.stop_token_ids if token_id < len(logits)]] = -torch.inf
     for words in row.params.bad_words_ids:
         prefix = words[:-1]
         if not prefix or tuple(row.output_ids[-len(prefix) :]) == prefix:
             logits[words[-1]] = -torch.inf
 
 
-def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> int:
+def _draw(probs: torch.Tensor, params: SamplingParams, u: float) -> int:
     """Inverse transform sampling in vocabulary order: the first token whose cumulated probability exceeds `u`."""
-    probs = torch.softmax(logits.double() / params.temperature, dim=-1)
-    if params.min_p > 0.0:
-        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0.0)
-    if 0 < params.top_k < probs.shape[-1]:
-        smallest = probs.topk(params.top_k).values[-1]
-        probs = torch.where(probs >= smallest, probs, 0.0)
+    floor = params.min_p * float(probs.max())
+    if 0 < params.top_k < len(probs):
+        floor = max(floor, float(probs.topk(params.top_k).values[-1]))
+    # Few are left as a rule, and whatever follows costs little.
+    kept_ids = (probs >= floor).nonzero()[:, 0] if floor > 0 else None
+    kept = probs if kept_ids is None else probs[kept_ids]
     if params.top_p < 1.0:
-        probs = _nucleus(probs, params.top_p)
-    cumulated = probs.cumsum(dim=-1)
-    total = cumulated[-1]
-    if not total > 0:
-        raise SamplingError("no token is left to choose from")
-    index = int(torch.searchsorted(cumulated, u * total, right=True))
-    last = int(probs.nonzero()[-1])  # rounding may push u * total up to the total
-    return min(index, last)
+        nucleus = _nucleus(kept, params.top_p)
+        kept_ids = nucleus if kept_ids is None else kept_ids[nucleus]
+        kept = kept[nucleus]
+    cumulated = kept.cumsum(dim=-1)
+    index = int(torch.searchsorted(cumulated, u * cumulated[-1], right=True))
+    if index == len(kept):
+        index = int(kept.nonzero()[-1])  # rounding pushed u * total up to the total
+    return index if kept_ids is None else int(kept_ids[index])
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """`probs` with everything outside the smallest set of mass >= `top_p` zeroed (Holtzman et al. 2020)."""
-    ordered, ids = probs.sort(descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.zeros_like(probs)
-    keep = before < top_p * ordered.sum()
-    kept[ids[keep]] = ordered[keep]
+    """Indexes, ascending, of the smallest set of mass >= `top_p` (Holtzman et al. 2020); of equals the first."""
+    wanted = top_p * probs.sum()
+    num_sorted = min(_FIRST_SORTED, len(probs))
+    while True:
+        ordered = probs.topk(num_sorted).values
+        before = ordered.cumsum(dim=-1) - ordered
+        if num_sorted == len(probs) or before[-1] >= wanted:
+            break
+        num_sorted = min(num_sorted * 8, len(probs))
+    num_kept = int((before < wanted).sum())
+    smallest = ordered[num_kept - 1]
+    kept = (probs >= smallest).nonzero()[:, 0]
+    num_surplus = len(kept) - num_kept
+    if num_surplus > 0:
+        last_equals = (probs[kept] == smallest).nonzero()[-num_surplus:, 0]
+        is_kept = torch.ones(len(kept), dtype=torch.bool, device=kept.device)
+        is_kept[last_equals] = False
+        kept = kept[is_kept]
     return kept

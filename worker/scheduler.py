@@ -10,7 +10,6 @@ import heapq
 from dataclasses import dataclass
 
 from kvcache.block_pool import BlockPool, OutOfBlocks
-from protos.messages import Stage
 from worker.attempt import Sequence
 
 
@@ -52,7 +51,7 @@ class Scheduler:
         self._max_tokens_per_step = max_tokens_per_step
         self._max_num_seqs = max_num_seqs
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._waiting: list[tuple[tuple[int, int], int, Sequence]] = []
+        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []
         self._running: dict[Sequence, None] = {}
         self._pulling: set[Sequence] = set()
         self.num_preemptions = 0
@@ -68,28 +67,31 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, of waiting and running sequences."""
-        waiting = sum(s.num_uncomputed for _, _, s in self._waiting if s.attempt.stage is not Stage.DECODE)
+        waiting = sum(s.num_uncomputed for _, s in self._waiting if not s.attempt.is_pull)
         return waiting + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence to be computed, or pulled if its attempt says so."""
-        heapq.heappush(self._waiting, (sequence.order, sequence.index, sequence))
+        heapq.heappush(self._waiting, (sequence.order, sequence))
 
     def next_batch(self) -> Batch:
         """What to compute now. Reserves blocks and may preempt; empty when nothing can run before something ends."""
         budget = self._max_tokens_per_step
         chunks: list[Chunk] = []
-        for sequence in sorted(self._running, key=lambda s: s.order):
+        ordered = sorted(self._running, key=lambda s: s.order)
+        for sequence in ordered:
             if budget > 0 and sequence in self._running and sequence.num_uncomputed == 1 and self._grow(sequence):
                 chunks.append(Chunk(sequence, 1))
                 budget -= 1
-        for sequence in self._running:
-            if sequence.num_uncomputed > 1:
+        for sequence in ordered:
+            if sequence in self._running and sequence.num_uncomputed > 1:
                 budget -= self._add_chunk(chunks, sequence, budget)
         admitted: list[Sequence] = []
-        while self._waiting and budget > 0 and self.num_running < self._max_num_seqs:
-            sequence = self._waiting[0][2]
-            if not self._admit(sequence):
+        slots = self._max_num_seqs - sum(s.num_slots for s in (*self._running, *self._pulling))
+        while self._waiting and budget > 0:
+            sequence = self._waiting[0][1]
+            slots -= sequence.num_slots
+            if slots < 0 or not self._admit(sequence):
                 break
             heapq.heappop(self._waiting)
             admitted.append(sequence)
@@ -138,7 +140,7 @@ class Scheduler:
         """Compute no more of a sequence; it keeps its blocks."""
         self._running.pop(sequence, None)
         self._pulling.discard(sequence)
-        waiting = [item for item in self._waiting if item[2] is not sequence]
+        waiting = [item for item in self._waiting if item[1] is not sequence]
         if len(waiting) < len(self._waiting):
             heapq.heapify(waiting)
             self._waiting = waiting
@@ -159,8 +161,8 @@ class Scheduler:
         if num_tokens > budget:
             if self._enable_chunked_prefill:
                 num_tokens = budget
-            elif chunks:
-                return 0  # a whole prompt over the budget goes in a step of its own
+            elif any(chunk.num_tokens > 1 for chunk in chunks):
+                return 0  # as the first prompt of a later step it goes uncut, whatever the budget
         if num_tokens > 0:
             chunks.append(Chunk(sequence, num_tokens))
         return num_tokens
@@ -213,6 +215,8 @@ class Scheduler:
         self.add(sequence)
 
     def _commit(self, sequence: Sequence) -> None:
+        if sequence.num_computed // self.block_size == sequence.num_committed:
+            return
         hashes = sequence.chain(sequence.num_computed, self.block_size)
         for position in range(sequence.num_committed, len(hashes)):
             self.pool.commit(sequence.blocks[position], hashes[position])

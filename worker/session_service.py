@@ -48,26 +48,32 @@ class SessionService(WorkerServicer):
                 raise ValueError(f"the first message must be hello, not {type(hello).__name__}")
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        await _write(context, self._welcome())
+        except TimeoutError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         link = MasterLink(hello.master_id)
         self._engine.attach(link)
         self.num_sessions += 1
         logger.info("master %s connected", link.master_id)
         reader = asyncio.create_task(self._obey(context, link), name=f"session of {link.master_id}")
+        writer = asyncio.create_task(self._report(context, link), name=f"reports to {link.master_id}")
         try:
-            await self._report(context, link, reader)
+            # A write may wait for ever on a master that does not read; the reader notices when it is gone.
+            await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            reader.cancel()
             self._engine.detach(link)
             self.num_sessions -= 1
             logger.info("master %s is gone", link.master_id)
-        await _raise_to_master(context, reader)
+            reader.cancel()
+            writer.cancel()
+            await asyncio.wait([reader, writer])
+        await _tell_why(context, reader, writer)
 
-    async def _report(self, context: Context, link: MasterLink, reader: "asyncio.Task[None]") -> None:
-        """Send what the engine delivers, and the load at least every LOAD_INTERVAL_S."""
+    async def _report(self, context: Context, link: MasterLink) -> None:
+        """Send welcome, what the engine delivers, and the load at least every LOAD_INTERVAL_S."""
+        await _write(context, self._welcome())
         loop = asyncio.get_running_loop()
         next_load_s = loop.time()
-        while not reader.done():
+        while True:
             if loop.time() >= next_load_s:
                 await _write(context, self._load())
                 next_load_s = loop.time() + LOAD_INTERVAL_S
@@ -75,14 +81,9 @@ class SessionService(WorkerServicer):
                 await _write(context, message)
 
     async def _obey(self, context: Context, link: MasterLink) -> None:
-        """Returns when the master left or fell silent. Raises ValueError for a message that makes no sense."""
+        """Returns when the master left. Raises what `_read` does, ValueError also for a second hello."""
         while True:
-            try:
-                message = await self._read(context)
-            except TimeoutError:
-                logger.warning("master %s was silent for %g s", link.master_id, self._master_timeout_s)
-                return
-            match message:
+            match message := await self._read(context):
                 case None:
                     return
                 case Start():
@@ -99,17 +100,26 @@ class SessionService(WorkerServicer):
                     raise ValueError("hello came twice")
 
     async def _read(self, context: Context) -> ToWorker | None:
-        """None at the end of the stream. Raises TimeoutError and ValueError."""
-        async with asyncio.timeout(self._master_timeout_s):
-            message = await context.read()
+        """None at the end of the stream. Raises TimeoutError for a silent master, ValueError for nonsense."""
+        try:
+            async with asyncio.timeout(self._master_timeout_s):
+                message = await context.read()
+        except TimeoutError as error:
+            raise TimeoutError(f"silent for {self._master_timeout_s:g} s") from error
         return decode_to_worker(message) if isinstance(message, wire.ToWorker) else None
 
 
-async def _raise_to_master(context: Context, reader: "asyncio.Task[None]") -> None:
-    """End the call with what was wrong about the master's messages, if anything was."""
-    problem = reader.exception() if reader.done() and not reader.cancelled() else None
-    if problem is not None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+async def _tell_why(context: Context, reader: "asyncio.Task[None]", writer: "asyncio.Task[None]") -> None:
+    """End the call with what was wrong about the master, if anything was. Both tasks are done."""
+    for task in (writer, reader):
+        problem = None if task.cancelled() else task.exception()
+        if task is reader and isinstance(problem, ValueError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+        elif task is reader and isinstance(problem, TimeoutError):
+            logger.warning("a master was %s", problem)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(problem))
+        elif problem is not None:
+            raise problem
 
 
 async def _write(context: Context, message: ToMaster) -> None:

@@ -9,12 +9,12 @@ from grpc_reflection.v1alpha import reflection
 
 from config.address import Address
 from master.edge.grpc_cluster import Cluster
-from master.edge.grpc_health import Health
 from master.edge.grpc_inference import Inference
 from master.service import Service
 from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import add_ClusterServicer_to_server
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
+from serving.grpc_health import Health
 
 MESSAGE_LIMIT_BYTES = 64 * 2**20
 
@@ -52,7 +52,7 @@ class GrpcServer:
         self._service = service
         self._wanted = Address(host, port)
         self._credentials = credentials
-        self._health = Health(service, (INFERENCE_NAME, CLUSTER_NAME), health_interval_s)
+        self._health = Health(service.not_ready_reason, (INFERENCE_NAME, CLUSTER_NAME), health_interval_s)
         self._server: grpc.aio.Server | None = None
         self._address: Address | None = None
 

@@ -1,19 +1,19 @@
-"""The standard gRPC health service over the master's readiness.
+"""The standard gRPC health service over a process's readiness.
 
 Written here because the one that comes with grpcio-health-checking stops telling a service's watchers once any one of
 them has left, and keeps their streams open through the whole grace time of a shutdown.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import grpc
+import grpc.aio
 from grpc_health.v1 import health_pb2 as wire
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
-from master.edge.grpc_status import Context
-from master.service import Service
+Context = grpc.aio.ServicerContext[wire.HealthCheckRequest, wire.HealthCheckResponse]
 
 OVERALL = ""  # the protocol's name for the server as a whole
 
@@ -21,8 +21,11 @@ OVERALL = ""  # the protocol's name for the server as a whole
 class Health(HealthServicer):  # type: ignore[misc]  # generated without types
     """SERVING while a request would succeed now; the same for the server and each of its services."""
 
-    def __init__(self, service: Service, service_names: Collection[str], watch_interval_s: float) -> None:
-        self._service = service
+    def __init__(
+        self, not_ready_reason: Callable[[], str | None], service_names: Collection[str], watch_interval_s: float
+    ) -> None:
+        """`not_ready_reason` gives None when the process is ready."""
+        self._not_ready_reason = not_ready_reason
         self._names = {OVERALL, *service_names}
         self._watch_interval_s = watch_interval_s
         self._closing = asyncio.Event()
@@ -49,7 +52,7 @@ class Health(HealthServicer):  # type: ignore[misc]  # generated without types
     def _status(self, name: str) -> wire.HealthCheckResponse.ServingStatus:
         if name not in self._names:
             return wire.HealthCheckResponse.SERVICE_UNKNOWN
-        if self._closing.is_set() or self._service.not_ready_reason() is not None:
+        if self._closing.is_set() or self._not_ready_reason() is not None:
             return wire.HealthCheckResponse.NOT_SERVING
         return wire.HealthCheckResponse.SERVING
 
