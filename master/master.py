@@ -18,7 +18,6 @@ from master.dispatcher import Dispatcher
 from master.edge.app import create_app
 from master.edge.grpc_server import GrpcServer
 from master.edge.http_config import HttpConfig
-from master.edge.http_server import HttpServer
 from master.master_service import MasterService
 from master.model_info import model_context
 from master.text.chat_template import ChatTemplate
@@ -30,6 +29,7 @@ from registry.etcd_config import EtcdConfig
 from registry.instance import MasterRecord, workers_prefix
 from registry.registration import Registration
 from registry.watcher import PrefixWatcher
+from serving.http_server import HttpServer
 from serving.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -70,12 +70,10 @@ class Master:
         config = self._config
         metrics = CollectorRegistry()
         http_config = HttpConfig(
-            host=config.host,
-            port=config.http_server_port,
             max_body_bytes=config.max_body_bytes,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
         )
-        http = HttpServer(create_app(self._service, http_config, metrics), http_config)
+        http = HttpServer(create_app(self._service, http_config, metrics), config.host, config.http_server_port)
         rpc = GrpcServer(self._service, config.host, config.rpc_server_port)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._workers.close)
@@ -87,8 +85,7 @@ class Master:
                 self._workers.add_static(address)
             if config.etcd_addr is not None or not config.workers:
                 await self._join_registry(stack, http.port, rpc.address.port)
-            host = free_of_wildcard(config.host)
-            logger.info("serving %s on http://%s", *(self._service.models()[0].id, join_host_port(host, http.port)))
+            logger.info("serving %s on %s", self._service.models()[0].id, http.url)
             readiness = asyncio.create_task(self._log_readiness(), name="readiness")
             stack.callback(readiness.cancel)
             await stop.wait()

@@ -3,6 +3,7 @@
 Ranges follow OpenAI's API where it has the field, and vLLM's for the extensions. A seed is 0 … 2^63-1.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,7 +231,9 @@ def _cache_salt(salt: str | None) -> str:
 
 
 def _time_limit_s(asked: float | None, limits: Limits) -> float:
-    return _positive("time_limit_s", asked, limits.default_time_limit_s, limits.max_time_limit_s)
+    """What a client is willing to wait, and never more than the server is."""
+    asked = _positive("time_limit_s", asked, limits.default_time_limit_s, math.inf)
+    return min(asked, limits.max_time_limit_s)
 
 
 def _check_token_id(field: str, token_id: int, vocab_size: int) -> None:

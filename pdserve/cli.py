@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
 
+from client.errors import PdserveError
 from config.address import split_host_port
 from config.flags import FlagError, fail, flag, parse
+from pdserve.bench import BenchConfig, run_bench
 from pdserve.chat import run_chat
 from pdserve.local_cluster import ClusterFailed
 from pdserve.serve import ServeConfig, serve
-from pdserve.status import run_status
+from pdserve.status import one_line, run_status
 
 PROG = "pdserve"
-ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig")
+ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "BenchConfig")
 
 
 def _address(value: str) -> None:
@@ -41,6 +43,7 @@ def main() -> None:
         "serve": ("a master and workers on this machine", _serve),
         "status": ("the instances of a cluster", _status),
         "chat": ("talk to a cluster from the terminal", _chat),
+        "bench": ("put load on a cluster and measure it", _bench),
     }
     usage = "\n".join(
         [f"usage: {PROG} COMMAND [--flag=value ...]", ""] + [f"  {n:<8} {t[0]}" for n, t in commands.items()]
@@ -77,6 +80,15 @@ def _status(argv: Sequence[str]) -> int:
 def _chat(argv: Sequence[str]) -> int:
     config = _parse(ChatConfig, argv, "chat", "Talks to a cluster from the terminal.")
     return run_chat(config.address, system=config.system)
+
+
+def _bench(argv: Sequence[str]) -> int:
+    config = _parse(BenchConfig, argv, "bench", "Puts load on a cluster and measures what its clients feel.")
+    try:
+        return asyncio.run(run_bench(config))
+    except PdserveError as error:
+        print(f"{PROG} bench: no answer from the master at {config.address}: {one_line(error)}", file=sys.stderr)
+        return 2
 
 
 def _parse(cls: type[ConfigT], argv: Sequence[str], command: str, description: str) -> ConfigT:

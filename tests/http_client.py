@@ -102,13 +102,17 @@ class Connection:
             pass
         return received
 
-    async def send_until_refused(self, part: bytes) -> None:
-        """Sends it over and over; returns once the server has closed."""
+    async def send_until_refused(self, part: bytes, at_most_bytes: int) -> None:
+        """Sends it over and over until the server closes, which it has to do in time."""
+        num_bytes = 0
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 while not self.reader.at_eof():
+                    assert num_bytes < at_most_bytes, "the server takes all there is"
                     self.writer.write(part)
+                    num_bytes += len(part)
                     await self.writer.drain()
+                    await asyncio.sleep(0)
             except ConnectionError:
                 pass
 

@@ -17,7 +17,6 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from master.edge.app import create_app
 from master.edge.http_config import HttpConfig
-from master.edge.http_server import HttpServer
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions
@@ -27,6 +26,7 @@ from master.text.detokenizer import IncrementalDetokenizer
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.validation import Limits, build_generation_request
 from protos.messages import FinishReason, TokenLogprobs
+from serving.http_server import HttpServer
 from tests.http_client import Client
 
 MODEL = "demo/model"
@@ -70,7 +70,8 @@ def texts(adds_bos: bool) -> tuple[Tokenizer, ChatTemplate]:
 class HttpService:
     """Answers every request with REPLY, a token an output, unless `script` says otherwise.
 
-    `num_open` counts generations that run; `all_closed` is set when the last of them has ended in whatever way.
+    `num_open` counts generations that run, and `opened` can be acquired once for each that began; `all_closed` is
+    set when the last has ended in whatever way.
     """
 
     def __init__(self, adds_bos: bool = False) -> None:
@@ -79,6 +80,7 @@ class HttpService:
         self.requests: list[GenerationRequest] = []
         self.reason: str | None = None
         self.num_open = 0
+        self.opened = asyncio.Semaphore(0)
         self.all_closed = asyncio.Event()
         self._numbers = itertools.count(1)
 
@@ -107,6 +109,7 @@ class HttpService:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)
         self.num_open += 1
+        self.opened.release()
         self.all_closed.clear()
         generator = self.script(request)
         try:
@@ -174,10 +177,10 @@ class HttpEdge:
 @asynccontextmanager
 async def serving(service: HttpService, config: HttpConfig | None = None) -> AsyncIterator[HttpEdge]:
     registry = CollectorRegistry()
-    config = config or HttpConfig(port=0)
-    server = HttpServer(create_app(service, config, registry), config)
+    config = config or HttpConfig()
+    server = HttpServer(create_app(service, config, registry), "127.0.0.1", 0)
     await server.start()
     try:
-        yield HttpEdge(service, server, Client(config.host, server.port), registry)
+        yield HttpEdge(service, server, Client("127.0.0.1", server.port), registry)
     finally:
         await server.stop(deadline_s=5)

@@ -71,7 +71,7 @@ class Worker:
             await _bind("disagg_pd_port", config.disagg_pd_port, rpc.start(config.host, config.disagg_pd_port))
             stack.push_async_callback(rpc.close, 0.5)
             await _bind("port", config.port, http.start())
-            stack.push_async_callback(http.close)
+            stack.push_async_callback(http.stop, 1.0)
             self._instance = config.instance_name or f"{socket.gethostname()}-{rpc.port}"
             if config.etcd_addr is not None:
                 etcd = await stack.enter_async_context(EtcdClient(config.etcd_config()))

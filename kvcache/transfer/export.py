@@ -2,7 +2,7 @@
 
     OPEN    publish() as chunks complete; no lease runs, the engine owns the request and will seal or abort it
     SEALED  all blocks and the record are there; the lease runs, and a puller's progress renews it
-    ENDED   by acknowledgement, expiry, abort, take-over or the server's close, whichever is first
+    ENDED   by acknowledgement, expiry, abort or the server's close, whichever is first
 
 After the end `on_release` is called once: at once, or when the last pinned read is over. Until then the blocks
 must keep their content. A pinned read lasts no longer than the server's time limit for sending one batch.
@@ -27,7 +27,6 @@ class ReleaseReason(Enum):
     ACKNOWLEDGED = "acknowledged"
     EXPIRED = "expired"
     ABORTED = "aborted"
-    TAKEN = "taken"
     CLOSED = "closed"
 
 
@@ -80,23 +79,23 @@ class Export:
         self._puller: Puller | None = None
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Further blocks of the prompt, in order, whose content is final. Ignored after the end, unless taken."""
+        """Further blocks of the prompt, in order, whose content is final. Ignored after the end."""
         with self._lock:
             assert self._record is None, "published after the seal"
-            if self._is_collecting():
+            if self._end is None:
                 self._blocks.extend(blocks)
                 self._wake()
 
     def seal(self, record: bytes) -> None:
         """All blocks are published; `record` is what the decode side gets last. Starts the lease.
 
-        Raises ValueError for a record above MAX_RECORD_BYTES. Ignored after the end, unless taken.
+        Raises ValueError for a record above MAX_RECORD_BYTES. Ignored after the end.
         """
         if len(record) > MAX_RECORD_BYTES:
             raise ValueError(f"hand-off record of {len(record)} bytes, at most {MAX_RECORD_BYTES}")
         with self._lock:
             assert self._record is None, "sealed twice"
-            if self._is_collecting():
+            if self._end is None:
                 self._record = record
                 self._deadline = time.monotonic() + self._lease_s
                 self._wake()
@@ -104,18 +103,6 @@ class Export:
     def abort(self, text: str) -> None:
         """Prefill failed or nobody wants the KV any more; a puller is told `text`. Harmless after the end."""
         self.end(ReleaseReason.ABORTED, text)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The blocks published so far; after a take-over those that now belong to the taker."""
-        with self._lock:
-            return tuple(self._blocks)
-
-    @property
-    def record(self) -> bytes | None:
-        """None before the seal. A taken export is still sealed by the engine when prefill is complete."""
-        with self._lock:
-            return self._record
 
     @property
     def deadline(self) -> float | None:
@@ -191,8 +178,7 @@ class Export:
             if self._end is not None or not condition():
                 return False
             self._end = ExportEnd(reason, text)
-            if reason is not ReleaseReason.TAKEN:
-                self._blocks, self._record = [], None
+            self._blocks, self._record = [], None
             self._wake()
         self._on_end(self)
         self._release_if_unused()
@@ -208,9 +194,6 @@ class Export:
             on_release(reason)
         except Exception:
             logger.exception("release of attempt %d failed (%s)", self.handle.attempt, reason.value)
-
-    def _is_collecting(self) -> bool:
-        return self._end is None or self._end.reason is ReleaseReason.TAKEN
 
     def _wake(self) -> None:
         if self._puller is not None:

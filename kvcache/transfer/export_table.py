@@ -6,8 +6,7 @@ import secrets
 import threading
 from collections import OrderedDict
 
-from kvcache.transfer.export import Export, ReleaseReason
-from kvcache.transfer.handle import KvHandle
+from kvcache.transfer.export import Export
 from kvcache.transfer.messages import Hello
 
 # Enough for every puller that lost its connection just before the end; each entry is a few hundred bytes.
@@ -32,18 +31,15 @@ class ExportTable:
             self._live[self._digest(export.handle.token)] = export
 
     def retire(self, export: Export) -> None:
-        """Forgets a taken export, and of any other remembers only how it ended."""
+        """Remembers only how the export ended."""
         digest = self._digest(export.handle.token)
-        end = export.state().end
-        assert end is not None
         with self._lock:
             self._live.pop(digest, None)
-            if end.reason is not ReleaseReason.TAKEN:
-                self._ended[digest] = export
-                while len(self._ended) > MAX_REMEMBERED:
-                    self._ended.popitem(last=False)
+            self._ended[digest] = export
+            while len(self._ended) > MAX_REMEMBERED:
+                self._ended.popitem(last=False)
 
-    def find(self, claim: Hello | KvHandle) -> Export | None:
+    def find(self, claim: Hello) -> Export | None:
         """The export, live or recently ended, that has exactly this token, attempt and epoch."""
         digest = self._digest(claim.token)
         with self._lock:

@@ -133,18 +133,6 @@ class TransferServer:
             self._table.add(export)
         return export
 
-    def take_local(self, handle: KvHandle) -> Export | None:
-        """Takes an export of this very server over, without a transfer; None when there is none to take.
-
-        The export ends as TAKEN: its token is void, and `on_release(TAKEN)` tells the owner that the blocks now
-        belong to the taker, who finds them in `blocks`. When prefill is not complete yet, the engine goes on to
-        publish and seal as before, and the taker has everything once `record` is there.
-        """
-        export = self._table.find(handle) if handle.layout == self._layout else None
-        if export is None or not export.end(ReleaseReason.TAKEN, "taken over in the same process"):
-            return None
-        return export
-
     def close(self) -> None:
         """Ends all exports as CLOSED and joins all threads; every `on_release` has been called then. Idempotent."""
         with self._lock:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from protos.messages import Role
 from registry.instance import (
     InstanceRecord,
     MasterRecord,
-    Role,
     decode_incarnation,
     decode_instance,
     decode_master,

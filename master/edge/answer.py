@@ -1,0 +1,33 @@
+"""The form an HTTP request is answered in."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from master.output import GenerationOutput
+from master.request import GenerationRequest
+
+
+class Answer(Protocol):
+    """Turns outputs into bytes: for a stream events, or else all at the end."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def requests(self) -> Sequence[GenerationRequest]:
+        """One for each prompt."""
+        ...
+
+    @property
+    def is_stream(self) -> bool: ...
+
+    def add(self, prompt: int, output: GenerationOutput) -> bytes:
+        """Events that an output of the prompt of this number makes; none when not streaming.
+
+        Raises ServingError for an output that is a failure.
+        """
+        ...
+
+    def end(self) -> bytes:
+        """The last events, or the whole body. Raises ServingError if something is missing."""
+        ...

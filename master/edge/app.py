@@ -1,0 +1,124 @@
+"""All HTTP routes of a master."""
+
+import http
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from master.edge import chat, completions
+from master.edge.error_response import INTERNAL_ERROR, error_body, error_headers, http_status
+from master.edge.generation_endpoint import GenerationEndpoint
+from master.edge.health import HealthRoutes
+from master.edge.http_config import HttpConfig
+from master.edge.http_metrics import CLIENT_CLOSED, HttpMetrics
+from master.edge.json_endpoint import JsonEndpoint
+from master.edge.models import ModelRoutes
+from master.edge.tokenize import Detokenize, Tokenize
+from master.errors import ErrorKind, ServingError
+from master.service import Service
+
+OTHER_PATH = "other"  # whatever a client makes up must not become a metric's label
+
+
+def create_app(
+    service: Service, config: HttpConfig, registry: CollectorRegistry, extra_routes: Sequence[BaseRoute] = ()
+) -> ASGIApp:
+    """The master's HTTP API; `extra_routes` join it. Metrics are made in `registry`, which /metrics shows."""
+    metrics = HttpMetrics(registry)
+    models, health = ModelRoutes(service), HealthRoutes(service, registry)
+    posts: dict[str, ASGIApp] = {
+        chat.PATH: GenerationEndpoint(chat.PATH, chat.ChatReader(service), service, config, metrics),
+        completions.PATH: GenerationEndpoint(
+            completions.PATH, completions.CompletionReader(service), service, config, metrics
+        ),
+        "/tokenize": JsonEndpoint("/tokenize", Tokenize(service), config, metrics),
+        "/detokenize": JsonEndpoint("/detokenize", Detokenize(service), config, metrics),
+    }
+    gets = [
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.get),
+        Route("/health", health.ready),
+        Route("/readyz", health.ready),
+        Route("/livez", health.live),
+        Route("/metrics", health.metrics),
+    ]
+    routes = [*gets, *(Route(path, post, methods=["POST"]) for path, post in posts.items()), *extra_routes]
+    others = Starlette(
+        routes=routes,
+        exception_handlers={ServingError: _on_serving_error, HTTPException: _on_http_error, Exception: _on_bug},
+    )
+    others.router.redirect_slashes = False
+    return _App(posts, others, metrics, {route.endpoint: route.path for route in routes if isinstance(route, Route)})
+
+
+class _App:
+    """The busy routes go past Starlette, whose wrappers would run once for each event of a stream."""
+
+    def __init__(
+        self, posts: Mapping[str, ASGIApp], others: ASGIApp, metrics: HttpMetrics, paths: Mapping[object, str]
+    ) -> None:
+        self._posts = posts
+        self._others = others
+        self._metrics = metrics
+        self._paths = paths  # by endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        post = self._posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if post is not None:
+            await post(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await self._others(scope, receive, send)
+            return
+        status = CLIENT_CLOSED
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._others(scope, receive, note_status)
+        finally:
+            self._metrics.count(self._paths.get(scope.get("endpoint"), OTHER_PATH), status)
+
+
+async def _on_serving_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServingError)
+    return _response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            told = ServingError(ErrorKind.NOT_FOUND, f"{where}: there is no such path")
+        case 405:
+            told = ServingError(ErrorKind.METHOD_NOT_ALLOWED, f"{where}: this path does not take the method")
+        case 400:
+            told = ServingError(ErrorKind.INVALID_REQUEST, f"{where}: {error.detail}")
+        case status:
+            phrase = http.HTTPStatus(status).phrase
+            told = ServingError(ErrorKind.INTERNAL, f"{where}: {phrase}")
+    response = _response(told)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """Starlette raises the error again, so that the server logs it."""
+    return _response(INTERNAL_ERROR)
+
+
+def _response(error: ServingError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return Response(error_body(error), http_status(error), headers, media_type="application/json")

@@ -1,0 +1,30 @@
+"""All output of one sample, for an answer that is not streamed."""
+
+from master.output import ChoiceDelta
+from protos.messages import FinishReason, TokenLogprobs
+
+
+class CollectedChoice:
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self.matched_stop: str | int | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self._texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason = delta.finish_reason
+        self.matched_stop = delta.matched_stop
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens, whose logprobs must have been asked for; the least there is if it has none."""
+        logprobs = [entry.logprob for entry in self.logprobs if entry.logprob is not None]
+        return sum(logprobs) / len(logprobs) if logprobs else float("-inf")

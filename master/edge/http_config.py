@@ -1,0 +1,12 @@
+"""How the HTTP edge behaves."""
+
+from dataclasses import dataclass
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    max_body_bytes: int = 32 * MEBIBYTE
+    body_timeout_s: float = 60.0  # until a request's body is whole
+    slow_reader_timeout_s: float = 60.0  # until a client that takes nothing of its answer is cut

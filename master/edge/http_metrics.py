@@ -1,0 +1,76 @@
+"""What the HTTP edge measures, under one name each."""
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from master.output import GenerationOutput
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 10)
+
+CLIENT_CLOSED = 499  # what nginx logs for a client that left
+
+
+class HttpMetrics:
+    """The families, in a registry of the caller's. Raises ValueError if they are in it already."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ["endpoint"], registry=registry, buckets=buckets)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, ["endpoint", *labels], registry=registry)
+
+        self._requests = counter(
+            "pdserve_http_requests", "HTTP requests answered; 499: the client left or was cut before its end", "status"
+        )
+        self.ttft = histogram("pdserve_ttft_seconds", "From arrival to a request's first output", LATENCY_BUCKETS_S)
+        self.itl = histogram("pdserve_itl_seconds", "Between two outputs of a request", TOKEN_BUCKETS_S)
+        self.tpot = histogram("pdserve_tpot_seconds", "Per token after the first output, by request", TOKEN_BUCKETS_S)
+        self.e2e = histogram("pdserve_e2e_latency_seconds", "From arrival to the answer's end", LATENCY_BUCKETS_S)
+        self.prompt_tokens = counter("pdserve_prompt_tokens", "Tokens of prompts answered")
+        self.cached_tokens = counter("pdserve_cached_tokens", "Tokens of prompts that were in a prefix cache")
+        self.completion_tokens = counter("pdserve_completion_tokens", "Tokens of completions answered")
+
+    def count(self, endpoint: str, status: int) -> None:
+        self._requests.labels(endpoint, str(status)).inc()
+
+    def timer(self, endpoint: str) -> "RequestTimer":
+        return RequestTimer(self, endpoint)
+
+
+class RequestTimer:
+    """Times one generating request, which begins now."""
+
+    def __init__(self, metrics: HttpMetrics, endpoint: str) -> None:
+        self._metrics = metrics
+        self._endpoint = endpoint
+        self._itl = metrics.itl.labels(endpoint)
+        self._arrived_s = time.perf_counter()
+        self._first_s: float | None = None
+        self._last_s = self._arrived_s
+        self._tokens_after_first = 0
+
+    def output(self, output: GenerationOutput) -> None:
+        now_s = time.perf_counter()
+        num_tokens = sum(len(delta.token_ids) for delta in output.choices)
+        if self._first_s is None:
+            self._first_s = now_s
+            self._metrics.ttft.labels(self._endpoint).observe(now_s - self._arrived_s)
+        elif num_tokens:
+            self._itl.observe(now_s - self._last_s)
+            self._tokens_after_first += num_tokens
+        self._last_s = now_s
+        if output.usage is not None:
+            self._metrics.prompt_tokens.labels(self._endpoint).inc(output.usage.prompt_tokens)
+            self._metrics.cached_tokens.labels(self._endpoint).inc(output.usage.cached_tokens)
+            self._metrics.completion_tokens.labels(self._endpoint).inc(output.usage.completion_tokens)
+
+    def end(self, status: int) -> None:
+        self._metrics.count(self._endpoint, status)
+        if self._first_s is None:
+            return
+        self._metrics.e2e.labels(self._endpoint).observe(time.perf_counter() - self._arrived_s)
+        if self._tokens_after_first:
+            self._metrics.tpot.labels(self._endpoint).observe((self._last_s - self._first_s) / self._tokens_after_first)

@@ -1,0 +1,79 @@
+"""What has come of an HTTP request so far, whatever form it is answered in."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from master.errors import ErrorKind, ServingError
+from master.output import GenerationOutput, Timeline, Usage
+from master.request import GenerationRequest
+from protos.messages import FinishReason
+
+CLIENT_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
+
+
+class Tally:
+    """Choices are numbered through all prompts: prompt * n + sample."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self._n = requests[0].n
+        self._num_prompts = len(requests)
+        self._unfinished = set(range(self._num_prompts * self._n))
+        self._prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+        self._streamed_tokens = 0
+        self._final: list[Usage] = []
+        self._timeline: Timeline | None = None
+
+    def add(self, prompt: int, output: GenerationOutput) -> None:
+        """Raises ServingError for a choice that failed: it must not pass for an answer."""
+        for delta in output.choices:
+            self._streamed_tokens += len(delta.token_ids)
+            if delta.finish_reason is None:
+                continue
+            if delta.finish_reason not in CLIENT_FINISH_REASONS:
+                raise ServingError(ErrorKind.INTERNAL, f"generation ended with {delta.finish_reason.value}")
+            self._unfinished.discard(self.index(prompt, delta.index))
+        if output.usage is not None:
+            self._final.append(output.usage)
+        if output.timeline is not None:
+            self._timeline = output.timeline
+
+    def index(self, prompt: int, sample: int) -> int:
+        return prompt * self._n + sample
+
+    def require_complete(self) -> None:
+        """Raises ServingError if a choice has not ended, or a prompt's usage has not come."""
+        if self._unfinished or len(self._final) != self._num_prompts:
+            raise ServingError(
+                ErrorKind.INTERNAL,
+                f"generation broke off with {len(self._unfinished)} choices unfinished, and usage of "
+                f"{len(self._final)} prompts of {self._num_prompts}",
+            )
+
+    def usage_so_far(self) -> bytes:
+        return _usage(Usage(self._prompt_tokens, self._streamed_tokens, 0), has_details=False)
+
+    def usage(self) -> bytes:
+        """OpenAI's usage object, of all prompts together."""
+        final = self._final
+        total = Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in final),
+            completion_tokens=sum(usage.completion_tokens for usage in final),
+            cached_tokens=sum(usage.cached_tokens for usage in final),
+        )
+        return _usage(total, has_details=True)
+
+    def timeline(self) -> bytes:
+        """Of the prompt that ended last."""
+        return msgspec.json.encode(self._timeline)
+
+
+def _usage(usage: Usage, has_details: bool) -> bytes:
+    counts: dict[str, object] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if has_details:
+        counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return msgspec.json.encode(counts)

@@ -1,0 +1,121 @@
+"""The other worker: a process with a pool, told what to do by JSON lines on stdin; answers by JSON lines on stdout.
+
+peer.py produce NUM_BLOCKS BLOCK_SIZE SEED [lease_s]     open, publish, seal, abort, next_release
+peer.py consume NUM_BLOCKS BLOCK_SIZE                    pull: in a forked child, which tells of its progress
+"""
+
+import base64
+import json
+import os
+import queue
+import signal
+import sys
+from typing import Any
+
+import torch
+
+from kvcache.layout import KvLayout
+from kvcache.pool_memory import PoolMemory
+from kvcache.transfer.client import TransferClient
+from kvcache.transfer.errors import TransferError
+from kvcache.transfer.export import Export, ReleaseReason
+from kvcache.transfer.handle import KvHandle
+from kvcache.transfer.server import TransferServer
+from kvcache.transfer.transport import TransportKind
+
+
+def layout(block_size: int) -> KvLayout:
+    return KvLayout(2, block_size, 2, 8, torch.float32, "test")
+
+
+def say(**answer: Any) -> None:
+    os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+def produce(num_blocks: int, block_size: int, seed: int, lease_s: float) -> None:
+    memory = PoolMemory(layout(block_size), num_blocks)
+    memory.tensor.view(-1).view(torch.int32).random_(generator=torch.Generator().manual_seed(seed))
+    server = TransferServer(
+        memory,
+        memory.layout.fingerprint(),
+        "127.0.0.1",
+        0,
+        lease_s=lease_s,
+        batch_bytes=memory.layout.block_bytes,
+        ping_interval_s=0.1,
+    )
+    server.start()
+    exports: dict[int, Export] = {}
+    releases: queue.SimpleQueue[tuple[int, ReleaseReason]] = queue.SimpleQueue()
+    for line in sys.stdin:
+        command = json.loads(line)
+        attempt = command.get("attempt")
+        if command["do"] == "open":
+
+            def on_release(reason: ReleaseReason, attempt: int = attempt) -> None:
+                releases.put((attempt, reason))
+
+            exports[attempt] = server.open(attempt, on_release)
+            handle = exports[attempt].handle
+            token, fingerprint = (base64.b64encode(field).decode() for field in (handle.token, handle.layout))
+            say(address=handle.address, token=token, attempt=attempt, epoch=handle.epoch, layout=fingerprint)
+            continue
+        if command["do"] == "next_release":
+            attempt, reason = releases.get(timeout=20)
+            say(attempt=attempt, reason=reason.value)
+            continue
+        if command["do"] == "publish":
+            exports[attempt].publish(command["blocks"])
+        elif command["do"] == "seal":
+            exports[attempt].seal(command["record"].encode())
+        elif command["do"] == "abort":
+            exports[attempt].abort(command["text"])
+        say(done=command["do"])
+    server.close()
+
+
+def consume(num_blocks: int, block_size: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    memory = PoolMemory(layout(block_size), num_blocks)
+    say(ready=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if os.fork() == 0:
+            pull(memory, command)
+            os._exit(0)
+
+
+def pull(memory: PoolMemory, command: dict[str, Any]) -> None:
+    say(pid=os.getpid())
+    transports = [TransportKind[name] for name in command["transports"]]
+    client = TransferClient(memory, memory.layout.fingerprint(), transports=transports)
+    fields = command["handle"]
+    handle = KvHandle(
+        address=fields["address"],
+        token=base64.b64decode(fields["token"]),
+        attempt=fields["attempt"],
+        epoch=fields["epoch"],
+        layout=base64.b64decode(fields["layout"]),
+    )
+    num_blocks = command["num_blocks"]
+
+    def on_progress(num_verified: int) -> None:
+        say(progress=num_verified)
+        if num_verified == command.get("stop_at"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    try:
+        result = client.pull(handle, 0, range(num_blocks), on_progress).run()
+    except TransferError as error:
+        say(failure=error.reason.name)
+    else:
+        content = [memory.tensor[block].view(-1).view(torch.int32).sum().item() for block in range(num_blocks)]
+        say(record=result.record.decode(), transport=result.transport.name, content=content)
+
+
+if __name__ == "__main__":
+    numbers = [int(argument) for argument in sys.argv[2:5]]
+    if sys.argv[1] == "produce":
+        produce(numbers[0], numbers[1], numbers[2], float(sys.argv[5]))
+    else:
+        consume(numbers[0], numbers[1])

@@ -1,0 +1,258 @@
+"""P14: whatever knocks at the transfer port, transfers go on, and it costs little."""
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from kvcache.pool_memory import PoolMemory
+from kvcache.transfer.channel import Channel
+from kvcache.transfer.client import TransferClient
+from kvcache.transfer.errors import TransferError
+from kvcache.transfer.export import Export, ReleaseReason
+from kvcache.transfer.frames import Frame, FrameType
+from kvcache.transfer.messages import Ack, Begin, Hello, Progress
+from kvcache.transfer.server import TransferServer
+from kvcache.transfer.transport import TransportKind
+
+WAIT_S = 20.0
+
+MakeMemory = Callable[..., PoolMemory]
+MakeServer = Callable[..., TransferServer]
+Releases = queue.SimpleQueue[ReleaseReason]
+
+
+def port_of(server: TransferServer) -> tuple[str, int]:
+    host, port = server.address.rsplit(":", 1)
+    return host, int(port)
+
+
+def is_closed_by_peer(connection: socket.socket) -> bool:
+    """Waits until the peer hangs up; False when it says something first."""
+    connection.settimeout(WAIT_S)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def transfer_works(server: TransferServer, memory: PoolMemory, sink: PoolMemory) -> bool:
+    releases = Releases()
+    export = server.open(99, releases.put)
+    export.publish([0, 1])
+    export.seal(b"still here")
+    result = TransferClient(sink, sink.layout.fingerprint()).pull(export.handle, 0, [0, 1]).run()
+    assert releases.get(timeout=WAIT_S) is ReleaseReason.ACKNOWLEDGED
+    return result.record == b"still here" and b"".join(sink.block_views([0, 1])) == b"".join(memory.block_views([0, 1]))
+
+
+def tls_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="worker").do_handshake()
+    return outgoing.read()
+
+
+def fields_of(export: Export) -> dict[str, object]:
+    return {
+        "token": export.handle.token,
+        "attempt": export.handle.attempt,
+        "epoch": export.handle.epoch,
+        "layout": export.handle.layout,
+        "num_skip": 0,
+        "host": None,
+        "transports": frozenset({TransportKind.TCP}),
+    }
+
+
+def hello(export: Export, **changes: object) -> bytes:
+    return Hello(**fields_of(export) | changes).frame().pack()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "knock",
+    [
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n",
+        tls_hello(),
+        Frame(FrameType.PING).pack(),
+        Frame(FrameType.RECORD, bytes(4)).pack(),
+        b"PDKV\x01\x01\0\0" + b"\xff" * 12,
+        b"PDKV\x07" + bytes(15),
+        Frame(FrameType.HELLO, b"too short").pack(),
+    ],
+    ids=["random", "http", "tls", "ping", "record", "huge", "version", "short"],
+)
+def test_what_is_no_hello_is_closed_without_an_answer(
+    knock: bytes, make_memory: MakeMemory, make_server: MakeServer
+) -> None:
+    memory = make_memory(seed=1)
+    server = make_server(memory)
+    with socket.create_connection(port_of(server)) as stranger:
+        stranger.sendall(knock)
+        assert is_closed_by_peer(stranger)
+    assert server.counters.num_garbage == 1
+    assert transfer_works(server, memory, make_memory())
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 10, 20, 60])
+def test_half_a_hello_and_silence_is_closed_in_time(
+    num_bytes: int, make_memory: MakeMemory, make_server: MakeServer
+) -> None:
+    memory = make_memory(seed=1)
+    server = make_server(memory, handshake_timeout_s=0.1)
+    with socket.create_connection(port_of(server)) as stranger:
+        stranger.sendall(hello(server.open(1, Releases().put))[:num_bytes])
+        assert is_closed_by_peer(stranger)
+    assert server.counters.num_garbage == 1
+
+
+def test_a_hello_may_arrive_byte_by_byte(make_memory: MakeMemory, make_server: MakeServer) -> None:
+    server = make_server(make_memory())
+    export = server.open(1, Releases().put)
+    with socket.create_connection(port_of(server)) as puller:
+        puller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in hello(export):
+            puller.send(bytes([byte]))
+        puller.settimeout(WAIT_S)
+        assert puller.recv(4) == b"PDKV"
+
+
+def test_hundreds_of_silent_connections_cost_no_thread_and_stop_nobody(
+    make_memory: MakeMemory, make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = make_memory(seed=1)
+    server = make_server(memory, max_connections=100, handshake_timeout_s=60.0)
+    num_threads = threading.active_count()
+    with contextlib.ExitStack() as stack, caplog.at_level(logging.DEBUG, logger="kvcache"):
+        crowd = [stack.enter_context(socket.create_connection(port_of(server))) for _ in range(400)]
+        for number, stranger in enumerate(crowd[200:]):
+            with contextlib.suppress(OSError):  # turned away already
+                stranger.sendall(os.urandom(64) if number % 2 else b"PDKV")
+        assert transfer_works(server, memory, make_memory())
+        assert threading.active_count() <= num_threads + 1
+        assert all(is_closed_by_peer(stranger) for stranger in crowd[:200])
+        assert server.counters.num_garbage >= 300
+        assert len([record for record in caplog.records if "turned away" in record.message]) == 1
+
+
+def test_refusals_fill_no_log(
+    make_memory: MakeMemory, make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(make_memory())
+    export = server.open(1, Releases().put)
+    with caplog.at_level(logging.DEBUG, logger="kvcache"):
+        for number in range(50):
+            with socket.create_connection(port_of(server)) as stranger:
+                stranger.sendall(hello(export, token=number.to_bytes(16, "big")))
+                assert stranger.recv(4) == b"PDKV"
+        assert server.counters.num_refused == 50
+        assert len([record for record in caplog.records if "turned away" in record.message]) == 1
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        Frame(FrameType.HELLO, bytes(82)).pack(),
+        Begin(TransportKind.VM_READ).frame().pack(),
+        os.urandom(64),
+        Begin(TransportKind.TCP).frame().pack() + Progress(7).frame().pack(),
+        Begin(TransportKind.TCP).frame().pack() + Ack(2).frame().pack(),
+        Begin(TransportKind.TCP).frame().pack() + os.urandom(64),
+    ],
+    ids=["hello", "one-sided", "random", "progress", "early-ack", "late-random"],
+)
+def test_a_puller_that_breaks_the_protocol_loses_its_connection_and_nothing_else(
+    after: bytes, make_memory: MakeMemory, make_server: MakeServer
+) -> None:
+    memory, releases = make_memory(seed=1), Releases()
+    server = make_server(memory)
+    export = server.open(1, releases.put)
+    export.publish([0, 1])
+    with socket.create_connection(port_of(server)) as puller:
+        puller.sendall(hello(export) + after)
+        puller.settimeout(WAIT_S)
+        with contextlib.suppress(ConnectionResetError):
+            while puller.recv(1 << 16):
+                pass
+    assert releases.empty()
+    sink = make_memory()
+    export.seal(b"unharmed")
+    result = TransferClient(sink, sink.layout.fingerprint()).pull(export.handle, 0, [0, 1]).run()
+    assert result.record == b"unharmed"
+    assert server.counters.num_garbage == 1
+
+
+def test_a_newer_connection_takes_the_place_of_the_older_one(make_memory: MakeMemory, make_server: MakeServer) -> None:
+    server = make_server(make_memory())
+    export = server.open(1, Releases().put)
+    with socket.create_connection(port_of(server)) as older, socket.create_connection(port_of(server)) as newer:
+        begin = Begin(TransportKind.TCP).frame().pack()
+        older.sendall(hello(export) + begin)
+        older.settimeout(WAIT_S)
+        assert older.recv(4) == b"PDKV"
+        newer.sendall(hello(export) + begin)
+        with contextlib.suppress(ConnectionResetError):
+            while older.recv(1 << 16):
+                pass
+        newer.settimeout(WAIT_S)
+        assert newer.recv(4) == b"PDKV"
+
+
+def test_a_waiting_puller_sees_signs_of_life(make_memory: MakeMemory, make_server: MakeServer) -> None:
+    server = make_server(make_memory(), ping_interval_s=0.02)
+    export = server.open(1, Releases().put)
+    puller = Channel(socket.create_connection(port_of(server)))
+    with contextlib.closing(puller):
+        puller.send(Hello(**fields_of(export)).frame(), WAIT_S)  # type: ignore[arg-type]
+        assert puller.receive(WAIT_S).type is FrameType.ACCEPT
+        puller.send(Begin(TransportKind.TCP).frame(), WAIT_S)
+        assert [puller.receive(WAIT_S).type for _ in range(3)] == [FrameType.PING] * 3
+
+
+def test_running_transfers_are_bounded(make_memory: MakeMemory, make_server: MakeServer) -> None:
+    server = make_server(make_memory(), max_connections=1)
+    first, second = server.open(1, Releases().put), server.open(2, Releases().put)
+    second.seal(b"later")
+    sink = make_memory()
+    client = TransferClient(sink, sink.layout.fingerprint())
+    with socket.create_connection(port_of(server)) as puller:
+        puller.sendall(hello(first) + Begin(TransportKind.TCP).frame().pack())
+        assert puller.recv(4) == b"PDKV"
+        with pytest.raises(TransferError, match="transfers are running"):
+            client.pull(second.handle, 0, []).run()
+
+
+def test_a_busy_port_is_an_error_at_start(make_memory: MakeMemory, make_server: MakeServer) -> None:
+    memory = make_memory()
+    taken = port_of(make_server(memory))[1]
+    second = TransferServer(memory, memory.layout.fingerprint(), "127.0.0.1", taken)
+    with pytest.raises(OSError):
+        second.start()
+    second.close()
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "[::]"])
+def test_a_wildcard_needs_something_to_advertise(host: str, make_memory: MakeMemory) -> None:
+    memory = make_memory()
+    with pytest.raises(ValueError, match="advertise_host"):
+        TransferServer(memory, memory.layout.fingerprint(), host, 0)
+
+
+def test_what_is_advertised_is_the_given_host_and_the_bound_port(
+    make_memory: MakeMemory,
+) -> None:
+    memory = make_memory()
+    server = TransferServer(memory, memory.layout.fingerprint(), "0.0.0.0", 0, advertise_host="127.0.0.1")
+    server.start()
+    with contextlib.closing(server):
+        host, port = port_of(server)
+        assert host == "127.0.0.1" and port > 0
+        assert transfer_works(server, memory, make_memory())

@@ -1,0 +1,23 @@
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from tests.http_service import HttpEdge, HttpService, serving
+
+
+@pytest.fixture
+async def edge() -> AsyncIterator[HttpEdge]:
+    """The HTTP edge with its defaults, on a free port."""
+    async with serving(HttpService()) as running:
+        yield running
+
+
+@pytest.fixture
+async def official(edge: HttpEdge) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client of `edge`; a proxy of the environment is none of its business."""
+    http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
+    async with openai.AsyncOpenAI(
+        base_url=f"{edge.server.url}/v1", api_key="any", max_retries=0, http_client=http_client
+    ) as client:
+        yield client

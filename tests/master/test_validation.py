@@ -1,0 +1,297 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from master.errors import ErrorKind, ServingError
+from master.request import GenerationRequest, RequestOptions
+from master.service import ModelCard
+from master.validation import MAX_SEED, Limits, build_generation_request
+from protos.messages import Grammar, GrammarKind, SamplingParams
+
+VOCAB_SIZE = 1000
+EOS_IDS = (2, 3)
+CONTEXT = 100
+CARD = ModelCard("demo", CONTEXT, created=1)
+
+
+def encode(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+NOTHING_SET = RequestOptions()
+LIMITS = Limits(CONTEXT)
+
+
+def build(
+    options: RequestOptions = NOTHING_SET, prompt: tuple[int, ...] = (5, 6), limits: Limits = LIMITS
+) -> GenerationRequest:
+    return build_generation_request(
+        prompt,
+        options,
+        model=CARD,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=EOS_IDS,
+        limits=limits,
+        encode=encode,
+        new_id=lambda: "r1",
+        now=lambda: 12.5,
+        new_seed=lambda: 77,
+    )
+
+
+def test_what_is_unset_gets_its_default() -> None:
+    assert build() == GenerationRequest(
+        id="r1",
+        model="demo",
+        prompt_ids=(5, 6),
+        sampling=SamplingParams(max_tokens=CONTEXT - 2, temperature=1.0, seed=77, stop_token_ids=EOS_IDS),
+        arrived_s=12.5,
+        time_limit_s=600.0,
+    )
+
+
+def test_everything_that_is_set_arrives() -> None:
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    options = RequestOptions(
+        n=3,
+        max_tokens=9,
+        min_tokens=4,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.25,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        repetition_penalty=1.5,
+        logit_bias={7: -100, 8: 1.5},
+        seed=MAX_SEED,
+        logprobs=0,
+        prompt_logprobs=20,
+        stop=["a", "b", "a"],
+        stop_token_ids=[9, 3],
+        include_stop=True,
+        skip_special_tokens=False,
+        bad_words=["x"],
+        grammar=grammar,
+        priority=-(2**31),
+        cache_salt="tenant",
+        time_limit_s=1.5,
+    )
+    assert build(options) == GenerationRequest(
+        id="r1",
+        model="demo",
+        prompt_ids=(5, 6),
+        sampling=SamplingParams(
+            max_tokens=9,
+            min_tokens=4,
+            temperature=0.0,
+            top_p=0.5,
+            top_k=7,
+            min_p=0.25,
+            presence_penalty=-2,
+            frequency_penalty=2,
+            repetition_penalty=1.5,
+            logit_bias={7: -100, 8: 1.5},
+            seed=MAX_SEED,
+            logprobs=0,
+            prompt_logprobs=20,
+            stop_token_ids=(2, 3, 9),
+            bad_words_ids=((ord("x"),), (ord(" "), ord("x"))),
+            grammar=grammar,
+        ),
+        arrived_s=12.5,
+        time_limit_s=1.5,
+        n=3,
+        stop=("a", "b"),
+        include_stop=True,
+        skip_special_tokens=False,
+        priority=-(2**31),
+        cache_salt="tenant",
+    )
+
+
+NAN, INFINITY = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "allowed"),
+    [
+        ("n", [0, -1, 129, True, 10**5000], "1 … 128"),
+        ("max_tokens", [0, -1, True, -(10**5000)], "at least 1"),
+        ("min_tokens", [-1, 99, True], "0 … 98"),
+        ("temperature", [-1, -0.001, NAN, 1e308, INFINITY, 2.001, True], "between 0 and 2"),
+        ("top_p", [0, -1, 1.001, NAN, True], "more than 0 and at most 1"),
+        ("top_k", [-5, -2, True], "at least 1, or 0 or -1"),
+        ("min_p", [-0.1, 1.1, NAN, True], "between 0 and 1"),
+        ("presence_penalty", [9, -2.1, NAN, True], "between -2 and 2"),
+        ("frequency_penalty", [9, -2.1, NAN, True], "between -2 and 2"),
+        ("repetition_penalty", [0, -1, 2.1, NAN, INFINITY, True], "more than 0 and at most 2"),
+        ("logit_bias", [{VOCAB_SIZE: 1}, {-1: 1}, {True: 1}], f"0 … {VOCAB_SIZE - 1}"),
+        ("logit_bias", [{1: 101}, {1: -101}, {1: NAN}, {1: True}], "between -100 and 100"),
+        ("logit_bias", [dict.fromkeys(range(1025), 0.0)], "1024"),
+        ("seed", [-1, 2**63, True], f"0 … {MAX_SEED}"),
+        ("logprobs", [-1, 21, True], "0 … 20"),
+        ("prompt_logprobs", [-1, 21, True], "0 … 20"),
+        ("stop", [[""], ["a", ""], ["x" * 1025]], "1 … 1024"),
+        ("stop", [[str(number) for number in range(17)]], "at most 16"),
+        ("stop_token_ids", [[VOCAB_SIZE], [-1], [True]], f"0 … {VOCAB_SIZE - 1}"),
+        ("stop_token_ids", [[1] * 1025], "1024"),
+        ("bad_words", [[""], ["  "], ["x" * 1025]], "1 … 1024"),
+        ("bad_words", [["x"] * 1025], "1024"),
+        ("priority", [2**31, -(2**31) - 1, True], f"{-(2**31)} … {2**31 - 1}"),
+        ("cache_salt", ["x" * 257], "256"),
+        ("time_limit_s", [0, -1, NAN], "more than 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_naming_field_and_range(field: str, values: list[object], allowed: str) -> None:
+    for value in values:
+        # what a client sends need not have the declared type
+        options = dataclasses.replace(RequestOptions(), **{field: value})  # type: ignore[arg-type]
+        with pytest.raises(ServingError) as refused:
+            build(options)
+        error = refused.value
+        assert (error.kind, error.field, error.code) == (ErrorKind.INVALID_REQUEST, field, None)
+        assert error.message.startswith(field) and allowed in error.message
+        assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("n", [1, 128]),
+        ("temperature", [0, 2]),
+        ("top_p", [1e-9, 1]),
+        ("min_p", [0, 1]),
+        ("repetition_penalty", [0.01, 2]),
+        ("seed", [0, MAX_SEED]),
+        ("logprobs", [0, 20]),
+        ("priority", [-(2**31), 2**31 - 1]),
+        ("cache_salt", ["", "x" * 256]),
+        ("stop", [["x" * 1024], [str(number) for number in range(16)]]),
+        ("stop_token_ids", [[0, VOCAB_SIZE - 1]]),
+        ("logit_bias", [{0: -100, VOCAB_SIZE - 1: 100}, {}]),
+        ("min_tokens", [0, CONTEXT - 2]),
+        ("max_tokens", [1, CONTEXT - 2]),
+    ],
+)
+def test_the_ends_of_a_range_belong_to_it(field: str, values: list[object]) -> None:
+    for value in values:
+        build(dataclasses.replace(RequestOptions(), **{field: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 0), (0, 0), (-1, 0), (40, 40), (VOCAB_SIZE + 1, VOCAB_SIZE)])
+def test_top_k_has_two_ways_to_say_no_limit(asked: int | None, used: int) -> None:
+    assert build(RequestOptions(top_k=asked)).sampling.top_k == used
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert build(RequestOptions(temperature=1e-300)).sampling.temperature == 0
+    assert build(RequestOptions(temperature=0.001)).sampling.temperature == 0.001
+
+
+def test_ignore_eos_leaves_the_stop_token_ids_of_the_client() -> None:
+    assert build(RequestOptions(ignore_eos=True, stop_token_ids=[9])).sampling.stop_token_ids == (9,)
+
+
+def test_bad_words_that_a_tokenizer_spells_one_way_are_listed_once() -> None:
+    assert build(RequestOptions(bad_words=["x", " x"])).sampling.bad_words_ids == ((120,), (32, 120))
+
+
+def test_seeds_differ_when_unset() -> None:
+    def seed() -> int:
+        return build_generation_request(
+            (1,),
+            RequestOptions(),
+            model=CARD,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=EOS_IDS,
+            limits=Limits(CONTEXT),
+            encode=encode,
+            new_id=lambda: "r",
+            now=lambda: 0.0,
+        ).sampling.seed
+
+    assert seed() != seed()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ((), "prompt is empty; it must have at least one token"),
+        ((1, -1), "prompt[1] is token id -1; ids must be 0 … 999"),
+        ((VOCAB_SIZE,), "prompt[0] is token id 1000; ids must be 0 … 999"),
+    ],
+)
+def test_a_prompt_must_be_ids_of_the_vocabulary(prompt: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ServingError) as refused:
+        build(prompt=prompt)
+    assert (refused.value.field, refused.value.message, refused.value.code) == ("prompt", message, None)
+
+
+@pytest.mark.parametrize("limits", [Limits(CONTEXT), Limits(CONTEXT + 50), Limits(1000, max_cluster_tokens=CONTEXT)])
+@pytest.mark.parametrize("num_prompt", [CONTEXT, CONTEXT + 1])
+def test_a_prompt_must_leave_room_for_a_token(limits: Limits, num_prompt: int) -> None:
+    with pytest.raises(ServingError) as refused:
+        build(prompt=(1,) * num_prompt, limits=limits)
+    assert (refused.value.field, refused.value.code) == ("prompt", "context_length_exceeded")
+    assert str(num_prompt) in refused.value.message and str(CONTEXT) in refused.value.message
+    assert build(prompt=(1,) * (CONTEXT - 1), limits=limits).sampling.max_tokens == 1
+
+
+@pytest.mark.parametrize(("limits", "limit"), [(Limits(60), 60), (Limits(1000), CONTEXT), (Limits(1000, 40), 40)])
+def test_prompt_and_max_tokens_must_fit_together(limits: Limits, limit: int) -> None:
+    """Of the model's context, the configured one and the largest KV pool the smallest counts."""
+    prompt = (1,) * 10
+    assert build(RequestOptions(max_tokens=limit - 10), prompt, limits).sampling.max_tokens == limit - 10
+    assert build(RequestOptions(), prompt, limits).sampling.max_tokens == limit - 10
+    for asked in (limit - 9, 10**5000):
+        with pytest.raises(ServingError) as refused:
+            build(RequestOptions(max_tokens=asked), prompt, limits)
+        assert (refused.value.field, refused.value.code) == ("max_tokens", "context_length_exceeded")
+        assert f" {limit} tokens" in refused.value.message and "10 tokens" in refused.value.message
+
+
+anything = st.one_of(st.none(), st.integers(-(2**70), 2**70), st.floats(), st.booleans())
+
+
+@given(
+    prompt=st.lists(st.integers(-2, VOCAB_SIZE + 1), max_size=CONTEXT + 5).map(tuple),
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            name: anything
+            for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        }
+        | {
+            name: st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-3, 150))
+            for name in ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs", "priority")
+        }
+        | {
+            "stop": st.lists(st.text(max_size=5), max_size=20),
+            "stop_token_ids": st.lists(st.integers(-1, VOCAB_SIZE), max_size=5),
+            "logit_bias": st.dictionaries(st.integers(-1, VOCAB_SIZE), st.floats(), max_size=5),
+        },
+    ),
+)
+def test_whatever_passes_is_in_range(prompt: tuple[int, ...], fields: dict[str, object]) -> None:
+    options = dataclasses.replace(RequestOptions(), **fields)  # type: ignore[arg-type]
+    try:
+        request = build(options, prompt)
+    except ServingError as error:
+        assert error.kind is ErrorKind.INVALID_REQUEST
+        assert error.field == "prompt" or error.field in fields
+        return
+    sampling = request.sampling
+    assert len(request.prompt_ids) >= 1 and len(request.prompt_ids) + sampling.max_tokens <= CONTEXT
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in (*request.prompt_ids, *sampling.stop_token_ids))
+    assert 0 <= sampling.min_tokens <= sampling.max_tokens
+    assert sampling.temperature == 0 or 1e-4 <= sampling.temperature <= 2
+    assert 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1 and 0 <= sampling.top_k <= VOCAB_SIZE
+    assert 0 <= sampling.seed <= MAX_SEED and 1 <= request.n <= 128
+    assert all(math.isfinite(bias) for bias in sampling.logit_bias.values())
+    assert all(request.stop) and len(request.stop) <= 16
+    numbers = (sampling.max_tokens, sampling.min_tokens, sampling.top_k, sampling.seed, request.n, request.priority)
+    assert all(type(number) is int for number in numbers)
