@@ -20,7 +20,7 @@ Mangle = Callable[[int, int, bytes], bytes | None]
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No thread and no descriptor is left by a test. What earlier tests of this process left to gRPC may go meanwhile."""
+    """No thread and no descriptor is left by a test; what earlier tests left to gRPC may go meanwhile."""
     threads, descriptors = set(threading.enumerate()), _descriptors()
     yield
     for thread in set(threading.enumerate()) - threads:
