@@ -1,0 +1,29 @@
+"""Numbers and names the calls of one output."""
+
+import secrets
+from collections.abc import Callable
+
+from master.parsing.events import ToolCallStart
+
+MISTRAL_ID_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def openai_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def mistral_call_id() -> str:
+    """Nine letters or digits: Mistral's templates refuse any other when the call comes back in a chat."""
+    return "".join(secrets.choice(MISTRAL_ID_ALPHABET) for _ in range(9))
+
+
+class CallSeries:
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.count = 0
+
+    def start(self, name: str, call_id: str | None = None) -> ToolCallStart:
+        """`call_id` is the model's own, if it gave one."""
+        start = ToolCallStart(self.count, call_id or self._new_id(), name)
+        self.count += 1
+        return start

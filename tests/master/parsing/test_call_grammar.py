@@ -1,0 +1,188 @@
+"""What the grammars let a model write, the format's parser reads as calls."""
+
+import json
+import random
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from master.parsing.call_format import CallFormat
+from master.parsing.call_grammar import ReasoningBefore, call_grammar
+from master.parsing.choose import ParserChoice
+from master.parsing.hermes import HERMES
+from master.parsing.llama3_json import LLAMA3_JSON
+from master.parsing.mistral import MISTRAL, MISTRAL_ARRAY
+from master.parsing.reasoning import THINK
+from master.parsing.tool_choice import read_tool_choice
+from master.parsing.tool_definitions import read_tools
+from protos.messages import Grammar, GrammarKind
+from tests.master.parsing.answers import Answer, Call, read
+
+TOOLS = read_tools(
+    [
+        {"type": "function", "function": {"name": "now"}},
+        {
+            "type": "function",
+            "function": {
+                "name": "get-weather",
+                "parameters": {
+                    "properties": {"city": {"$ref": "#/$defs/city"}, "day": {"type": "integer"}},
+                    "required": ["city"],
+                    "additionalProperties": False,
+                    "$defs": {"city": {"enum": ["Zürich", 'a"\\</tool_call>']}},
+                },
+            },
+        },
+    ]
+)
+CITIES = ("Zürich", 'a"\\</tool_call>')
+ALL_FORMATS = pytest.mark.parametrize("call_format", [HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARRAY])
+NAMED = {"type": "function", "function": {"name": "now"}}
+MAX_BYTES = 4000
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> LLTokenizer:
+    """Token n is byte n."""
+    return LLTokenizer("byte")
+
+
+def grammar(
+    call_format: CallFormat,
+    choice: object,
+    is_parallel: bool = True,
+    reasoning: ReasoningBefore | None = None,
+    special_token_ids: dict[str, int] | None = None,
+) -> Grammar:
+    made = call_grammar(
+        call_format,
+        read_tool_choice(choice, TOOLS),
+        is_parallel=is_parallel,
+        reasoning=reasoning,
+        special_token_ids=special_token_ids,
+    )
+    assert made is not None and made.kind is GrammarKind.LARK
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(made.text)) == ""
+    return made
+
+
+def matcher(tokenizer: LLTokenizer, made: Grammar) -> LLMatcher:
+    return LLMatcher(tokenizer, LLMatcher.grammar_from_lark(made.text))
+
+
+def accepts(tokenizer: LLTokenizer, made: Grammar, text: str) -> bool:
+    at = matcher(tokenizer, made)
+    ids = list(text.encode())
+    return at.try_consume_tokens(ids) == len(ids) and at.is_accepting()
+
+
+def random_output(tokenizer: LLTokenizer, made: Grammar, seed: int) -> str:
+    at = matcher(tokenizer, made)
+    choose = random.Random(seed)
+    written = bytearray()
+    while len(written) < MAX_BYTES:
+        mask = at.compute_bitmask()
+        allowed = [token for token in range(256) if mask[token // 8] >> (token % 8) & 1]
+        if not allowed or (at.is_accepting() and choose.random() < 0.3):
+            return written.decode()
+        token = choose.choice(allowed)
+        assert at.consume_token(token)
+        written.append(token)
+    raise AssertionError(f"no end after {MAX_BYTES} bytes")
+
+
+def read_calls(call_format: CallFormat, text: str) -> list[Call]:
+    answer = read(ParserChoice(call_format).new_parser("", has_tools=True), text)
+    assert answer.content == ""
+    return answer.calls
+
+
+@ALL_FORMATS
+def test_whatever_the_grammar_allows_is_read_as_calls(byte_tokenizer: LLTokenizer, call_format: CallFormat) -> None:
+    numbers = set()
+    for seed in range(40):
+        calls = read_calls(call_format, random_output(byte_tokenizer, grammar(call_format, "required"), seed))
+        numbers.add(len(calls))
+        for call in calls:
+            arguments = json.loads(call.arguments)
+            assert arguments == {} if call.name == "now" else arguments["city"] in CITIES
+    assert 0 not in numbers
+    assert len(numbers) > 1
+
+
+@ALL_FORMATS
+@pytest.mark.parametrize(("choice", "is_parallel"), [("required", False), (NAMED, True), (NAMED, False)])
+def test_one_call_where_one_is_asked_for(
+    byte_tokenizer: LLTokenizer, call_format: CallFormat, choice: object, is_parallel: bool
+) -> None:
+    made = grammar(call_format, choice, is_parallel)
+    for seed in range(10):
+        calls = read_calls(call_format, random_output(byte_tokenizer, made, seed))
+        assert len(calls) == 1
+        assert choice == "required" or calls[0].name == "now"
+
+
+@ALL_FORMATS
+def test_what_templates_write_is_allowed(byte_tokenizer: LLTokenizer, call_format: CallFormat) -> None:
+    made = grammar(call_format, "required")
+    layout = call_format.layout
+    name = '"get-weather"' if layout.is_name_quoted else "get-weather"
+    call = "".join((*layout.before_name, name, *layout.before_arguments, '{"city": "Zürich", "day": 3}'))
+    call += "".join(layout.after_arguments)
+    text = "".join(layout.begin) + "".join(layout.between).join([call, call]) + "".join(layout.end)
+    assert accepts(byte_tokenizer, made, text)
+    assert not accepts(byte_tokenizer, made, f"Sure: {text}")
+    assert not accepts(byte_tokenizer, made, text.replace("get-weather", "drop_table"))
+    assert not accepts(byte_tokenizer, made, "")
+
+
+@ALL_FORMATS
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reasoning_may_precede_the_calls(byte_tokenizer: LLTokenizer, call_format: CallFormat, is_open: bool) -> None:
+    made = grammar(call_format, "required", reasoning=ReasoningBefore(THINK, is_open))
+    calls = random_output(byte_tokenizer, grammar(call_format, "required"), seed=1)
+    reasoning = "Which < city?\n</think>\n\n"
+    written = reasoning if is_open else f"<think>\n{reasoning}"
+    assert accepts(byte_tokenizer, made, written + calls)
+    assert accepts(byte_tokenizer, made, calls) is not is_open
+    assert not accepts(byte_tokenizer, made, written)
+    parser = ParserChoice(call_format, THINK).new_parser("<think>" if is_open else "", has_tools=True)
+    answer: Answer = read(parser, written + calls)
+    assert answer.reasoning == "Which < city?"
+    assert answer.calls == read_calls(call_format, calls)
+
+
+def test_tags_that_are_special_tokens_are_written_as_those() -> None:
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    special = ["<eos>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator([], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=special))
+    tokenizer = LLTokenizer(library.to_str(), eos_token=0)
+    ids = {token: token_id for token, token_id in library.get_vocab().items() if token in special}
+
+    def allows(made: Grammar, token_ids: list[int]) -> bool:
+        at = matcher(tokenizer, made)
+        return at.try_consume_tokens(token_ids) == len(token_ids) and at.is_accepting()
+
+    calls = library.encode("[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{}").ids
+    assert allows(grammar(MISTRAL, "required", special_token_ids=ids), calls)
+    assert not allows(grammar(MISTRAL, "required"), calls)
+    thought = library.encode("Hm.</think>\n").ids
+    for is_open in (True, False):
+        made = grammar(MISTRAL, "required", reasoning=ReasoningBefore(THINK, is_open), special_token_ids=ids)
+        assert allows(made, ([] if is_open else [ids["<think>"]]) + thought + calls)
+        assert not allows(made, thought[:-2] + calls)
+
+
+def test_there_is_no_grammar_where_the_model_is_free() -> None:
+    assert call_grammar(HERMES, read_tool_choice("auto", TOOLS), is_parallel=True) is None
+    assert call_grammar(HERMES, read_tool_choice("none", TOOLS), is_parallel=True) is None
+
+
+def test_whitespace_in_arguments_is_bounded(byte_tokenizer: LLTokenizer) -> None:
+    made = grammar(HERMES, NAMED)
+    assert not accepts(byte_tokenizer, made, '<tool_call>\n{"name": "now", "arguments": { }}\n</tool_call>')
+    assert accepts(byte_tokenizer, made, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
