@@ -5,13 +5,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from client.channel import OPTIONS, load_credentials, target_of
+from client.channel import OPTIONS, call_metadata, load_credentials, target_of
 from client.errors import Cancelled, error_of
 from client.listings import decode_cluster, decode_models
 from client.options import (
@@ -97,7 +96,9 @@ class AsyncStream(Received):
 class AsyncClient:
     """Talks to one master. All methods raise PdserveError, and belong to the loop it was made in.
 
-    `timeout_s` bounds every call, retries included, unless the call has its own. `ca_file` (PEM) turns on TLS.
+    `timeout_s` bounds every call, retries included, unless the call has its own. `api_key` is by default that of the
+    environment variable PDSERVE_API_KEY. `ca_file` (PEM) turns on TLS; `cert_file` and `key_file` are the client's own,
+    for a master that asks for them.
     """
 
     def __init__(
@@ -106,18 +107,23 @@ class AsyncClient:
         *,
         timeout_s: float = 600.0,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        api_key: str | None = None,
         ca_file: str | PathLike[str] | None = None,
+        cert_file: str | PathLike[str] | None = None,
+        key_file: str | PathLike[str] | None = None,
     ) -> None:
-        """`address` is host:port or [ipv6]:port. Raises ValueError for another, OSError for an unreadable `ca_file`.
+        """`address` is host:port or [ipv6]:port. Raises ValueError for another, OSError for an unreadable file.
 
         To be made where a loop runs; raises RuntimeError elsewhere.
         """
         asyncio.get_running_loop()  # a channel made outside belongs to a loop that may never run
         target = target_of(address)
+        self._metadata = call_metadata(api_key)
+        credentials = load_credentials(ca_file, cert_file, key_file)
         self._channel = (
             grpc.aio.insecure_channel(target, OPTIONS)
-            if ca_file is None
-            else grpc.aio.secure_channel(target, load_credentials(Path(ca_file)), OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(target, credentials, OPTIONS)
         )
         self._inference = InferenceStub(self._channel)
         self._cluster = ClusterStub(self._channel)
@@ -182,19 +188,33 @@ class AsyncClient:
             await self._call(self._cluster.ListInstances, cluster_pb2.ListInstancesRequest(), timeout_s)
         )
 
+    async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> None:
+        """Ends a request of this master for everybody, by its id (`Stream.id`, or the id of an HTTP answer).
+
+        Returns when no worker holds anything for it; who waits for its output gets Cancelled. Raises NotFound when
+        none of exactly this id is running, DeadlineExceeded when workers did not confirm in time.
+        """
+        await self._call(self._inference.Cancel, inference_pb2.CancelRequest(id=request_id), timeout_s)
+
+    async def drain(self, instance: str, *, timeout_s: float | None = None) -> None:
+        """Tells an instance to finish what it has and to take nothing new. Raises NotFound for an unknown one."""
+        await self._call(self._cluster.Drain, cluster_pb2.DrainRequest(name=instance), timeout_s)
+
     def _stream(
         self,
         method: grpc.aio.UnaryStreamMultiCallable[Q, inference_pb2.GenerateResponse],
         request: Q,
         timeout_s: float | None,
     ) -> AsyncStream:
-        return AsyncStream(lambda remaining_s: method(request, timeout=remaining_s), self._attempts(timeout_s))
+        return AsyncStream(
+            lambda remaining_s: method(request, timeout=remaining_s, metadata=self._metadata), self._attempts(timeout_s)
+        )
 
     async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, timeout_s: float | None) -> R:
         attempts = self._attempts(timeout_s)
         while True:
             try:
-                return await method(request, timeout=attempts.next_timeout_s())
+                return await method(request, timeout=attempts.next_timeout_s(), metadata=self._metadata)
             except grpc.aio.AioRpcError as failure:
                 await asyncio.sleep(attempts.wait_after(failure))
 

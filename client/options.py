@@ -31,8 +31,10 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     seed: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
     skip_special_tokens: bool | None
@@ -75,6 +77,7 @@ class Message(_MessageFields, total=False):
     tool_call_id: str | None
 
 
+TEXTS = ("stop", "bad_words")  # one may stand for a list of one
 SAMPLING_FIELDS = frozenset(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 GENERATION_FIELDS = frozenset(wire.GenerationOptions.DESCRIPTOR.fields_by_name)
 GRAMMAR_FIELDS = frozenset(sampling_pb2.Grammar.DESCRIPTOR.fields_by_name)
@@ -152,7 +155,7 @@ def _generation_options(options: Options) -> wire.GenerationOptions:
     encoded = wire.GenerationOptions()
     for name, value in options.items():
         if name in GENERATION_FIELDS:
-            _fill(encoded, name, [value] if name == "stop" and isinstance(value, str) else value)
+            _fill(encoded, name, [value] if name in TEXTS and isinstance(value, str) else value)
         elif name in SAMPLING_FIELDS:
             _fill(encoded.sampling, name, value)
     _fill_grammar(encoded.sampling, options)

@@ -5,13 +5,15 @@ from collections.abc import Iterable
 from client.errors import InternalError
 from client.results import Choice, Completion, Delta, Timeline, Usage
 from protos import inference_pb2 as wire
+from protos.messages import TokenLogprobs
 from protos.sampling_codec import decode_finish_reason, decode_logprobs
 
 
 class Received:
     """What is known of the whole request.
 
-    `id`, `model` and `created` are set from its first response on, `usage` and `timeline` at its end.
+    `id`, `model` and `created` are set from its first response on, as are `prompt_logprobs` where they were asked for;
+    `usage` and `timeline` at its end.
     """
 
     def __init__(self) -> None:
@@ -20,6 +22,7 @@ class Received:
         self.created: int | None = None  # unix seconds
         self.usage: Usage | None = None
         self.timeline: Timeline | None = None
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def _read(self, response: wire.GenerateResponse) -> tuple[Delta, ...]:
         self.id, self.model, self.created = response.id, response.model, response.created
@@ -27,6 +30,7 @@ class Received:
             self.usage = _decode_usage(response.usage)
         if response.HasField("timeline"):
             self.timeline = _decode_timeline(response.timeline)
+        self.prompt_logprobs += decode_logprobs(response.prompt_logprobs)
         return tuple(_decode_delta(choice) for choice in response.choices)
 
     def completion(self, deltas: Iterable[Delta]) -> Completion:
@@ -43,6 +47,7 @@ class Received:
             choices=tuple(_join(by_index[index]) for index in sorted(by_index)),
             usage=self.usage,
             timeline=self.timeline,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

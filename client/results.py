@@ -69,6 +69,7 @@ class Completion:
     choices: tuple[Choice, ...]
     usage: Usage | None
     timeline: Timeline | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # if asked for, of each prompt token; the first has none
 
     @property
     def text(self) -> str:

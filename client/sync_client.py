@@ -4,13 +4,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
 import grpc
 
-from client.channel import OPTIONS, load_credentials, target_of
+from client.channel import OPTIONS, call_metadata, load_credentials, target_of
 from client.errors import error_of
 from client.listings import decode_cluster, decode_models
 from client.options import (
@@ -86,7 +85,9 @@ class Stream(Received):
 class Client:
     """Talks to one master. All methods raise PdserveError, and may be called from several threads at once.
 
-    `timeout_s` bounds every call, retries included, unless the call has its own. `ca_file` (PEM) turns on TLS.
+    `timeout_s` bounds every call, retries included, unless the call has its own. `api_key` is by default that of the
+    environment variable PDSERVE_API_KEY. `ca_file` (PEM) turns on TLS; `cert_file` and `key_file` are the client's own,
+    for a master that asks for them.
     """
 
     def __init__(
@@ -95,14 +96,19 @@ class Client:
         *,
         timeout_s: float = 600.0,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        api_key: str | None = None,
         ca_file: str | PathLike[str] | None = None,
+        cert_file: str | PathLike[str] | None = None,
+        key_file: str | PathLike[str] | None = None,
     ) -> None:
-        """`address` is host:port or [ipv6]:port. Raises ValueError for another, OSError for an unreadable `ca_file`."""
+        """`address` is host:port or [ipv6]:port. Raises ValueError for another, OSError for an unreadable file."""
         target = target_of(address)
+        self._metadata = call_metadata(api_key)
+        credentials = load_credentials(ca_file, cert_file, key_file)
         self._channel = (
             grpc.insecure_channel(target, OPTIONS)
-            if ca_file is None
-            else grpc.secure_channel(target, load_credentials(Path(ca_file)), OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, OPTIONS)
         )
         self._inference = InferenceStub(self._channel)
         self._cluster = ClusterStub(self._channel)
@@ -163,19 +169,33 @@ class Client:
         """The instances as the master sees them."""
         return decode_cluster(self._call(self._cluster.ListInstances, cluster_pb2.ListInstancesRequest(), timeout_s))
 
+    def cancel(self, request_id: str, *, timeout_s: float | None = None) -> None:
+        """Ends a request of this master for everybody, by its id (`Stream.id`, or the id of an HTTP answer).
+
+        Returns when no worker holds anything for it; who waits for its output gets Cancelled. Raises NotFound when
+        none of exactly this id is running, DeadlineExceeded when workers did not confirm in time.
+        """
+        self._call(self._inference.Cancel, inference_pb2.CancelRequest(id=request_id), timeout_s)
+
+    def drain(self, instance: str, *, timeout_s: float | None = None) -> None:
+        """Tells an instance to finish what it has and to take nothing new. Raises NotFound for an unknown one."""
+        self._call(self._cluster.Drain, cluster_pb2.DrainRequest(name=instance), timeout_s)
+
     def _stream(
         self,
         method: "grpc.UnaryStreamMultiCallable[Q, inference_pb2.GenerateResponse]",
         request: Q,
         timeout_s: float | None,
     ) -> Stream:
-        return Stream(lambda remaining_s: method(request, timeout=remaining_s), self._attempts(timeout_s))
+        return Stream(
+            lambda remaining_s: method(request, timeout=remaining_s, metadata=self._metadata), self._attempts(timeout_s)
+        )
 
     def _call(self, method: "grpc.UnaryUnaryMultiCallable[Q, R]", request: Q, timeout_s: float | None) -> R:
         attempts = self._attempts(timeout_s)
         while True:
             try:
-                return method(request, timeout=attempts.next_timeout_s())
+                return method(request, timeout=attempts.next_timeout_s(), metadata=self._metadata)
             except grpc.RpcError as failure:
                 time.sleep(attempts.wait_after(failure))
 

@@ -1,13 +1,17 @@
 """One attempt: on one worker, or on a prefill and a decode worker.
 
-begin on the first worker --its prefill starts--> choose a decode worker --refused--> another, in the end the
-first one itself --all samples finished--> done
+    begin on the first worker --its prefill starts--> choose a decode worker --refused--> another, in the end the
+    first one itself --all samples finished--> done
+
+A decode worker that refused has not touched the KV, so the first worker still has it. After any other failure nobody
+knows (it may just have been handed over), and a new attempt finds in the prefix caches what there is.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from master.attempt_trace import AttemptTrace
 from master.progress import Progress
@@ -16,9 +20,10 @@ from master.router import Route, pick_decode
 from master.worker_session import Leg
 from master.worker_view import PromptView, WorkerView
 from master.workers import Workers
-from protos.messages import AttemptUpdate, ErrorCode, Failure, KvSource, Stage, Start
+from protos.messages import AttemptUpdate, ErrorCode, Failure, KvSource, Stage, Start, TokenDelta
 
 MAX_REFUSALS = 3  # decode workers tried before the prefill worker decodes
+BLAME_TIMEOUT_S = 0.5
 
 
 class AttemptFailed(Exception):
@@ -31,7 +36,7 @@ class AttemptFailed(Exception):
 
 
 class Attempt:
-    """`samples` stand at the same tokens: `output_ids` after the prompt."""
+    """`samples` stand at the same tokens: `output_ids` after the prompt. No `avoided` worker is to decode."""
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class Attempt:
         next_number: Callable[[], int],
         progress: Progress,
         trace: AttemptTrace,
+        avoided: Collection[str],
     ) -> None:
         self._request = request
         self._samples = samples
@@ -59,7 +65,10 @@ class Attempt:
         self._legs: list[Leg] = []
         self._decode: Leg | None = None
         self._kv_source: KvSource | None = None
-        self._refused: set[str] = set()
+        self._num_refusals = 0
+        self._unwanted = set(avoided)
+        self._num_prompt_logprobs = 0
+        self._held_deltas: list[TokenDelta] = []  # came before the prompt's log-probabilities, from the other worker
 
     async def run(self) -> None:
         """Returns when every sample is finished. Raises AttemptFailed."""
@@ -67,17 +76,27 @@ class Attempt:
         try:
             while not self._is_finished():
                 leg, update = await self._updates.get()
-                self._trace.count(leg.worker, leg.start.stage, update)
-                for delta in update.deltas:
-                    self._progress.add(delta)
+                self._take(leg, update)
                 if leg is first and update.started is not None and update.started.kv_source is not None:
                     self._kv_source = update.started.kv_source
                     self._begin_decode(first)
                 if update.failure is not None:
-                    self._on_failure(first, leg, update.failure)
+                    await self._on_failure(first, leg, update.failure)
+                elif first.has_prefilled and self._has_kv_moved():
+                    first.session.release(first)
         finally:
             for leg in self._legs:
                 leg.session.end(leg)
+
+    def _take(self, leg: Leg, update: AttemptUpdate) -> None:
+        self._trace.count(leg.worker, leg.start.stage, update)
+        self._trace.add_prompt_logprobs(self._num_prompt_logprobs, update.prompt_logprobs)
+        self._num_prompt_logprobs += len(update.prompt_logprobs)
+        self._held_deltas += update.deltas
+        if not self._lacks_prompt_logprobs():
+            held, self._held_deltas = self._held_deltas, []
+            for delta in held:
+                self._progress.add(delta)
 
     def finish_sample(self, index: int) -> None:
         """The sample needs no further token."""
@@ -86,26 +105,46 @@ class Attempt:
                 leg.session.cancel_sequence(leg, index)
 
     def _begin_decode(self, first: Leg) -> None:
-        """On the best worker that has not refused; else on the one that computes the prompt."""
-        views = [view for view in self._workers.views() if view.name not in self._refused]
+        """On the best worker that is wanted; else on the one that computes the prompt."""
         worker = None
-        if len(self._refused) < MAX_REFUSALS:
-            worker = pick_decode(views, self._route.worker, self._prompt, ())
+        if self._num_refusals < MAX_REFUSALS:
+            worker = pick_decode(self._workers.views(), self._route.worker, self._prompt, self._unwanted)
         if worker is None:
             self._decode = None
             first.session.decode_here(first)
         else:
             self._decode = self._begin(worker, Stage.DECODE)
 
-    def _on_failure(self, first: Leg, leg: Leg, failure: Failure) -> None:
+    async def _on_failure(self, first: Leg, leg: Leg, failure: Failure) -> None:
         """Returns when the attempt can go on without the leg."""
-        if leg is not first and leg is not self._decode:
-            return
         if leg is self._decode and _is_refusal(leg, failure):
-            self._refused.add(leg.worker)
+            self._num_refusals += 1
+            self._unwanted.add(leg.worker)
             self._begin_decode(first)
-        elif leg is self._decode or self._decode is None or not self._has_first_tokens():
+        elif leg is self._decode:
+            raise await self._blame(first, leg, failure)
+        elif not self._has_kv_moved() or self._lacks_prompt_logprobs():
             raise AttemptFailed(failure, leg.worker)
+
+    async def _blame(self, first: Leg, leg: Leg, failure: Failure) -> AttemptFailed:
+        """A failed transfer is often the first sign that the prefill worker died, and that is what counts then."""
+        if failure.code is ErrorCode.TRANSFER_FAILED:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BLAME_TIMEOUT_S):
+                    while True:
+                        other, update = await self._updates.get()
+                        self._take(other, update)
+                        if other is first and update.failure is not None:
+                            return AttemptFailed(update.failure, first.worker)
+        return AttemptFailed(failure, leg.worker)
+
+    def _has_kv_moved(self) -> bool:
+        """Whether the decode worker needs the first one no more."""
+        return self._decode is not None and self._decode.has_prefilled
+
+    def _lacks_prompt_logprobs(self) -> bool:
+        wanted = self._request.sampling.prompt_logprobs is not None
+        return wanted and len(self._trace.prompt_logprobs) < len(self._request.prompt_ids)
 
     def _begin(self, worker: WorkerView, stage: Stage) -> Leg:
         session = self._workers.session(worker.name)
@@ -113,7 +152,7 @@ class Attempt:
             raise AttemptFailed(Failure(ErrorCode.UNAVAILABLE, f"worker {worker.name} was lost"), worker.name)
         request = self._request
         sampling = request.sampling
-        if self._trace.prompt_logprobs:
+        if not self._lacks_prompt_logprobs():
             sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # an earlier attempt reported them
         start = Start(
             attempt=self._next_number(),
@@ -139,12 +178,8 @@ class Attempt:
     def _is_finished(self) -> bool:
         return all(self._progress.sequences[index].finish_reason is not None for index in self._samples)
 
-    def _has_first_tokens(self) -> bool:
-        """Whether the prefill worker has done its part, as far as tokens go."""
-        start = len(self._output_ids)
-        return all(len(self._progress.sequences[index].token_ids) > start for index in self._samples)
-
 
 def _is_refusal(leg: Leg, failure: Failure) -> bool:
-    """Whether the decode worker never got to decode, so that another may still pull the KV."""
-    return not leg.has_prefilled and failure.code in (ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.UNAVAILABLE)
+    """Whether the decode worker said that it will not begin."""
+    codes = (ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.UNAVAILABLE)
+    return failure.code in codes and not leg.is_lost and not leg.has_started

@@ -1,6 +1,7 @@
 """What a request's attempts did, for its usage and timeline."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from master.output import Timeline
@@ -26,6 +27,7 @@ class AttemptTrace:
     def begin_attempt(self) -> None:
         self.attempts += 1
         self.transferred = None
+        self.decode_instance = ""
 
     def count(self, worker: str, stage: Stage, update: AttemptUpdate) -> None:
         if update.started is not None and stage is not Stage.DECODE:
@@ -40,7 +42,10 @@ class AttemptTrace:
             self.decode_instance = worker
         if update.deltas and self.first_token_s is None:
             self.first_token_s = time.monotonic() - self.arrived_s
-        self.prompt_logprobs += update.prompt_logprobs
+
+    def add_prompt_logprobs(self, position: int, entries: Sequence[TokenLogprobs]) -> None:
+        """`entries` are of the prompt tokens from `position` on; an attempt before may have reported some of them."""
+        self.prompt_logprobs += entries[len(self.prompt_logprobs) - position :]
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Those that came since the last call."""

@@ -15,7 +15,7 @@ from master.attempt_trace import AttemptTrace
 from master.errors import ErrorKind, ServingError, invalid
 from master.progress import Progress
 from master.request import GenerationRequest
-from master.retries import MAX_ATTEMPTS, RetryBudget
+from master.retries import Failures, RetryBudget
 from master.router import Route, missing_route, pick_first, pick_last_resort
 from master.worker_view import PromptView
 from master.workers import Workers
@@ -54,7 +54,7 @@ class Attempts:
         request = self._request
         try:
             async with asyncio.timeout(request.arrived_s + request.time_limit_s - time.monotonic()):
-                await self._run_samples(tuple(range(request.n)), num_failures=0)
+                await self._run_samples(tuple(range(request.n)), Failures())
         except TimeoutError as error:
             message = f"not finished within {request.time_limit_s:g} s"
             raise ServingError(ErrorKind.DEADLINE_EXCEEDED, message) from error
@@ -65,18 +65,20 @@ class Attempts:
         for attempt in self._running:
             attempt.finish_sample(index)
 
-    async def _run_samples(self, samples: tuple[int, ...], num_failures: int) -> None:
+    async def _run_samples(self, samples: tuple[int, ...], failures: Failures) -> None:
         """Brings samples that stand at the same tokens to their end."""
+        num_tokens = self._num_tokens(samples)
         try:
-            await self._attempt(samples, is_retry=num_failures > 0)
+            await self._attempt(samples, is_retry=failures.total > 0)
             return
         except AttemptFailed as failure:
-            self._check_retry(failure, num_failures + 1)
+            failures = failures.another(has_progressed=self._num_tokens(samples) > num_tokens)
+            self._check_retry(failure, failures)
         unfinished = [index for index in samples if self.progress.sequences[index].finish_reason is None]
         try:
             async with asyncio.TaskGroup() as tasks:
                 for group in self._groups(unfinished):
-                    tasks.create_task(self._run_samples(group, num_failures + 1))
+                    tasks.create_task(self._run_samples(group, failures))
         except* ServingError as errors:
             raise _first(errors) from None
 
@@ -98,6 +100,7 @@ class Attempts:
             next_number=self._next_number,
             progress=self.progress,
             trace=self.trace,
+            avoided=self._avoided,
         )
         self.trace.begin_attempt()
         self._running.add(attempt)
@@ -119,17 +122,20 @@ class Attempts:
             raise ServingError(ErrorKind.UNAVAILABLE, reason, retry_after_s=RETRY_AFTER_S)
         raise invalid("max_tokens", f"prompt and completion of {prompt.max_total_tokens} tokens fit no worker's memory")
 
-    def _check_retry(self, error: AttemptFailed, num_failures: int) -> None:
+    def _check_retry(self, error: AttemptFailed, failures: Failures) -> None:
         """Returns when what is unfinished may be tried again; else raises what the client is told."""
         failure = error.failure
         is_lost = failure.code is ErrorCode.UNAVAILABLE
-        is_allowed = failure.code not in _NEVER_RETRIED and num_failures < MAX_ATTEMPTS
+        is_allowed = failure.code not in _NEVER_RETRIED and failures.may_try_again
         if not is_allowed or not (is_lost or self._budget.try_spend()):
             kind = _KINDS[failure.code]
             is_temporary = kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE)
             raise ServingError(kind, failure.message, retry_after_s=RETRY_AFTER_S if is_temporary else None)
         logger.info("%s: attempt on %s failed, trying again: %s", self._request.id, error.worker, failure.message)
         self._avoided.add(error.worker)
+
+    def _num_tokens(self, samples: tuple[int, ...]) -> int:
+        return sum(len(self.progress.sequences[index].token_ids) for index in samples)
 
     def _groups(self, samples: list[int]) -> list[tuple[int, ...]]:
         """Samples by the tokens they stand at."""

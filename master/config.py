@@ -8,11 +8,12 @@ from config.address import parse_addresses
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
+from master.security_flags import SecurityFlags
 from registry.etcd_flags import EtcdFlags
 
 
 @dataclass(frozen=True)
-class MasterConfig(EtcdFlags):
+class MasterConfig(SecurityFlags, EtcdFlags):
     """Without --etcd_addr and --workers the master runs a registry of its own, for one machine."""
 
     workers: tuple[str, ...] = flag((), "gRPC addresses of workers, instead of a registry", group="Registry")
@@ -29,6 +30,15 @@ class MasterConfig(EtcdFlags):
         "Tokens of prompt and completion together; by default the model's",
         group="Model",
         check=checks.at_least(2),
+    )
+
+    tool_call_parser: str = flag(
+        "auto",
+        "How the model writes tool calls: auto (by its chat template), none, hermes, llama3_json, mistral",
+        group="Model",
+    )
+    reasoning_parser: str = flag(
+        "auto", "How the model marks reasoning: auto (by its chat template), none, think, mistral_think", group="Model"
     )
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")

@@ -9,10 +9,14 @@ from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
 from master.retries import RetryBudget
+from master.running_requests import RunningRequests
 from master.text.text_stream import TextStream
 from master.text.tokenizer import Tokenizer
+from master.worker_session import Leg
 from master.workers import Workers
 from protos.messages import FinishReason, TokenDelta
+
+CANCEL_TIMEOUT_S = 10.0  # for workers to let go of a cancelled request
 
 
 class Dispatcher:
@@ -24,36 +28,65 @@ class Dispatcher:
         self._max_requests = max_requests
         self._numbers = itertools.count(1)
         self._budget = RetryBudget()
+        self._running = RunningRequests()
         self.num_in_flight = 0
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Closing the generator cancels the request on every worker. Raises ServingError."""
+        samples = [_Sample(request, index, self._tokenizer) for index in range(request.n)]
         self._admit()
         attempts = Attempts(request, self._workers, lambda: next(self._numbers), self._budget)
-        samples = [_Sample(request, index, self._tokenizer) for index in range(request.n)]
         running = asyncio.create_task(attempts.run(), name=request.id)
         running.add_done_callback(lambda _: attempts.progress.wake())
+        with self._running.hold(request, running) as entry:
+            try:
+                while not all(sample.is_finished for sample in samples):
+                    news = await attempts.progress.take()
+                    if entry.is_cancelled:
+                        raise ServingError(ErrorKind.CANCELLED, f"{request.id} was cancelled")
+                    choices = [choice for delta in news for choice in samples[delta.sequence].take(delta)]
+                    for choice in choices:
+                        if isinstance(choice.matched_stop, str):
+                            attempts.finish_sample(choice.index)
+                    is_last = all(sample.is_finished for sample in samples)
+                    if choices:
+                        yield GenerationOutput(
+                            choices=tuple(choices),
+                            usage=_usage(request, samples, attempts.trace.cached_tokens) if is_last else None,
+                            timeline=attempts.trace.timeline() if is_last else None,
+                            prompt_logprobs=attempts.trace.take_prompt_logprobs(),
+                        )
+                    if running.done() and not is_last and not entry.is_cancelled:
+                        running.result()  # raises what ended it
+            finally:
+                self.num_in_flight -= 1
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def cancel(self, request_id: str) -> None:
+        """Ends the request of this id, or all that are answered under it; their own clients get CANCELLED.
+
+        Returns when no worker that can be reached holds anything for it. Raises ServingError NOT_FOUND, or
+        DEADLINE_EXCEEDED when that was not confirmed in time; it is cancelled all the same.
+        """
+        found = self._running.find(request_id)
+        if not found:
+            raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
+        for entry in found:
+            entry.cancel()
+        legs: list[Leg] = []
         try:
-            while not all(sample.is_finished for sample in samples):
-                news = await attempts.progress.take()
-                choices = [choice for delta in news for choice in samples[delta.sequence].take(delta)]
-                for choice in choices:
-                    if isinstance(choice.matched_stop, str):
-                        attempts.finish_sample(choice.index)
-                is_last = all(sample.is_finished for sample in samples)
-                if choices:
-                    yield GenerationOutput(
-                        choices=tuple(choices),
-                        usage=_usage(request, samples, attempts.trace.cached_tokens) if is_last else None,
-                        timeline=attempts.trace.timeline() if is_last else None,
-                        prompt_logprobs=attempts.trace.take_prompt_logprobs(),
-                    )
-                if running.done() and not is_last:
-                    running.result()  # raises what ended it
-        finally:
-            self.num_in_flight -= 1
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                await asyncio.wait([entry.running for entry in found])
+                legs = [leg for entry in found for leg in self._workers.legs_of(entry.request.id)]
+                for leg in legs:
+                    await leg.ended.wait()
+                for entry in found:
+                    await entry.ended.wait()
+        except TimeoutError as error:
+            waited = sorted({leg.worker for leg in legs if not leg.ended.is_set()}) or ["its client's connection"]
+            message = f"{request_id} is cancelled, but {CANCEL_TIMEOUT_S:g} s were not enough for {', '.join(waited)}"
+            raise ServingError(ErrorKind.DEADLINE_EXCEEDED, message) from error
 
     def _admit(self) -> None:
         if self.num_in_flight >= self._max_requests:
@@ -85,7 +118,9 @@ class _Sample:
         if self.is_finished:
             return []
         ids, finish_reason = delta.token_ids, delta.finish_reason
-        ended_by_token = finish_reason is FinishReason.STOP
+        # A sample also stops where its grammar is complete, and then its last token is like any other.
+        stop_ids = self._request.sampling.stop_token_ids
+        ended_by_token = finish_reason is FinishReason.STOP and ids[-1] in stop_ids
         # The token that ended the sample is counted but is not text, unless the client wants to see stops.
         hidden = 1 if ended_by_token and not self._request.include_stop else 0
         fed = self._text.feed(ids[: len(ids) - hidden])

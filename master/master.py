@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Awaitable
@@ -18,8 +19,10 @@ from master.dispatcher import Dispatcher
 from master.edge.app import create_app
 from master.edge.grpc_server import GrpcServer
 from master.edge.http_config import HttpConfig
+from master.grammar_check import GrammarCheck
 from master.master_service import MasterService
 from master.model_info import model_context
+from master.parsing.choose import ParserChoice, choose_parsers
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import load_tokenizer
 from master.workers import Workers
@@ -40,7 +43,7 @@ DRAIN_CHECK_S = 0.1
 
 class Master:
     def __init__(self, config: MasterConfig) -> None:
-        """Raises FlagError for a tokenizer that cannot be used."""
+        """Raises FlagError for a tokenizer, key or certificate that cannot be used."""
         self._config = config
         if config.tokenizer_path is None:
             raise FlagError("tokenizer_path", "unset: name the folder of the served model")
@@ -51,15 +54,25 @@ class Master:
             max_context = min(config.max_context or model_context(folder), model_context(folder))
         except ValueError as error:
             raise FlagError("tokenizer_path", str(error)) from error
+        self._parsers = _parsers(config, template)
         self._id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._changed = asyncio.Event()
-        self._workers = Workers(self._id, silence_s=config.heartbeat_timeout_s, on_change=self._changed.set)
+        self._keys = config.api_keys()
+        self._tls = config.client_tls()
+        self._workers = Workers(
+            self._id,
+            silence_s=config.heartbeat_timeout_s,
+            on_change=self._changed.set,
+            access=config.worker_access(),
+        )
         self._dispatcher = Dispatcher(self._workers, tokenizer, max_requests=config.max_requests)
+        self._grammar_check = GrammarCheck()
         self._service = MasterService(
             tokenizer,
             template,
             self._workers,
             self._dispatcher,
+            self._grammar_check,
             names=config.served_model_name or (folder.resolve().name,),
             max_context=max_context,
             request_timeout_s=config.request_timeout_s,
@@ -72,11 +85,19 @@ class Master:
         http_config = HttpConfig(
             max_body_bytes=config.max_body_bytes,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
+            cors_origins=config.cors_origins,
+            parsers=self._parsers,
         )
-        http = HttpServer(create_app(self._service, http_config, metrics), config.host, config.http_server_port)
-        rpc = GrpcServer(self._service, config.host, config.rpc_server_port)
+        app = create_app(self._service, http_config, metrics, keys=self._keys)
+        http = HttpServer(
+            app, config.host, config.http_server_port, tls=None if self._tls is None else self._tls.context
+        )
+        credentials = None if self._tls is None else self._tls.grpc_credentials()
+        rpc = GrpcServer(self._service, config.host, config.rpc_server_port, credentials=credentials, keys=self._keys)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._workers.close)
+            stack.push_async_callback(self._grammar_check.close)
             await _bind("http_server_port", config.http_server_port, http.start())
             stack.push_async_callback(http.stop, 1.0)
             await _bind("rpc_server_port", config.rpc_server_port, rpc.start())
@@ -123,6 +144,12 @@ class Master:
         following = asyncio.create_task(self._workers.follow(watcher), name="worker registry")
         stack.callback(following.cancel)
 
+    def _read_secrets_again(self) -> None:
+        if self._keys is not None:
+            self._keys.reload()
+        if self._tls is not None:
+            self._tls.reload()
+
     async def _log_readiness(self) -> None:
         previous: str | None = "starting"
         while True:
@@ -143,6 +170,14 @@ class Master:
                         await asyncio.wait([urged], timeout=DRAIN_CHECK_S)
                 finally:
                     urged.cancel()
+
+
+def _parsers(config: MasterConfig, template: ChatTemplate) -> ParserChoice:
+    """Raises FlagError for a parser that there is not."""
+    try:
+        return choose_parsers(config.tool_call_parser, config.reasoning_parser, template.source)
+    except ValueError as error:
+        raise FlagError(None, str(error)) from error
 
 
 async def _bind(flag_name: str, port: int, start: Awaitable[None]) -> None:

@@ -4,8 +4,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 
+from master.attempts import RETRY_AFTER_S
 from master.dispatcher import Dispatcher
-from master.errors import ErrorKind, ServingError, invalid
+from master.errors import ErrorKind, ServingError
+from master.grammar_check import GrammarCheck
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
 from master.router import missing_route
@@ -13,8 +15,11 @@ from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer
 from master.validation import Limits, build_generation_request
+from master.worker_session import WorkerSession
 from master.workers import Workers
 from protos.messages import Role
+
+DRAINING = "this master is draining: it takes no new requests"
 
 
 class MasterService:
@@ -26,6 +31,7 @@ class MasterService:
         chat_template: ChatTemplate,
         workers: Workers,
         dispatcher: Dispatcher,
+        grammar_check: GrammarCheck,
         *,
         names: Sequence[str],
         max_context: int,
@@ -35,6 +41,7 @@ class MasterService:
         self._chat_template = chat_template
         self._workers = workers
         self._dispatcher = dispatcher
+        self._grammar_check = grammar_check
         self._max_context = max_context
         self._request_timeout_s = request_timeout_s
         created = int(time.time())
@@ -61,10 +68,10 @@ class MasterService:
             raise ServingError(ErrorKind.NOT_FOUND, message, field="model", code="model_not_found")
         return card
 
-    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
-        if options.grammar is not None:
-            raise invalid("response_format", "structured output is not supported by this version")
-        return build_generation_request(
+    async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+        if self.is_draining:
+            raise ServingError(ErrorKind.UNAVAILABLE, DRAINING, retry_after_s=RETRY_AFTER_S)
+        request = build_generation_request(
             prompt_ids,
             options,
             model=self.resolve_model(options.model),
@@ -75,18 +82,24 @@ class MasterService:
             new_id=lambda: f"req-{secrets.token_hex(8)}",
             now=time.monotonic,
         )
+        if options.grammar is not None:
+            await self._grammar_check.check(options.grammar_field, options.grammar)
+        return request
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         return self._dispatcher.generate(request)
 
+    async def cancel(self, request_id: str) -> None:
+        await self._dispatcher.cancel(request_id)
+
     def not_ready_reason(self) -> str | None:
-        return "draining" if self.is_draining else missing_route(self._workers.views())
+        return DRAINING if self.is_draining else missing_route(self._workers.views())
 
     def instances(self) -> Sequence[InstanceView]:
         return [
             InstanceView(
                 name=session.name,
-                role=session.load.role,
+                role=self._role(session),
                 address=session.address,
                 model=session.welcome.model if session.welcome else "",
                 incarnation=session.welcome.incarnation if session.welcome else 0,
@@ -104,7 +117,15 @@ class MasterService:
         session = self._workers.session(name)
         if session is None:
             raise ServingError(ErrorKind.NOT_FOUND, f"no instance is named {name!r}", field="instance")
+        if session.welcome is None:
+            message = f"{name} is not connected, so it can't be told to drain"
+            raise ServingError(ErrorKind.UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
         session.drain()
+
+    def _role(self, session: WorkerSession) -> Role:
+        """As the worker says; before it was ever heard, as the registry says."""
+        record = self._workers.record(session.name)
+        return session.load.role if session.welcome or record is None else record.role
 
     def _limits(self) -> Limits:
         views = self._workers.views()

@@ -23,10 +23,10 @@ class SequenceProgress:
 
     def add(self, delta: TokenDelta) -> bool:
         """True if the delta had something new."""
+        if self.finish_reason is not None:
+            return False  # the rest was on its way when a stop string ended the sample
         num_known = len(self.token_ids)
         assert delta.position <= num_known, f"sequence {self.index}: token {delta.position} came before {num_known}"
-        if self.finish_reason is not None:
-            return False
         num_old = num_known - delta.position
         self.token_ids += delta.token_ids[num_old:]
         self.logprobs += delta.logprobs[num_old:]

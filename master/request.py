@@ -32,6 +32,7 @@ class RequestOptions:
     skip_special_tokens: bool = True
     bad_words: Sequence[str] = ()
     grammar: Grammar | None = None
+    grammar_field: str = "grammar"  # the name under which the client gave it
     priority: int | None = None
     cache_salt: str | None = None
     time_limit_s: float | None = None
@@ -53,3 +54,4 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    answer_id: str | None = None  # under which its client knows it, perhaps together with others

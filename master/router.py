@@ -1,7 +1,7 @@
 """Which workers serve an attempt: pure functions of what is known of them.
 
 Prefill goes where the first token is expected soonest; decode is chosen later, when prefill has begun, on fresher
-figures. A worker that failed this request before (`avoided`) is taken only if there is no other.
+figures. A worker that failed this request before (`avoided`) computes its prompt only if there is no other.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from master.worker_view import PromptView, WorkerView
 from protos.messages import Role, Stage
 
-ASSUMED_PREFILL_TOKENS_PER_S = 1000.0  # of a worker that has not computed any yet
+ASSUMED_PREFILL_TOKENS_PER_S = 1000.0  # while no worker has computed any
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,24 @@ def pick_first(workers: Sequence[WorkerView], prompt: PromptView, avoided: Colle
     candidates = [worker for worker in workers if _can_begin(worker, workers) and _can_hold(worker, prompt)]
     if not candidates:
         return None
-    worker = _best(candidates, avoided, lambda w: (_prefill_wait_s(w, prompt), w.running_sequences, w.name))
+    # A new worker is taken to be as fast as the others: taken for slow, it would never get to show that it is not.
+    typical = max(worker.prefill_tokens_per_s for worker in candidates) or ASSUMED_PREFILL_TOKENS_PER_S
+    worker = _best(candidates, avoided, lambda w: (_prefill_wait_s(w, prompt, typical), w.running_sequences, w.name))
     return Route(worker, Stage.PREFILL if worker.role is Role.PREFILL else Stage.WHOLE)
 
 
 def pick_decode(
-    workers: Sequence[WorkerView], prefill: WorkerView, prompt: PromptView, avoided: Collection[str]
+    workers: Sequence[WorkerView], prefill: WorkerView, prompt: PromptView, unwanted: Collection[str]
 ) -> WorkerView | None:
-    """The worker that decodes what `prefill` computes; None when there is none that could hold it."""
-    able = [worker for worker in workers if _can_take_over(worker, prefill) and _can_hold(worker, prompt)]
+    """The worker that decodes what `prefill` computes; None when there is none that could hold it.
+
+    An `unwanted` one is never taken: `prefill` can decode as well.
+    """
+    able = [
+        worker
+        for worker in workers
+        if worker.name not in unwanted and _can_take_over(worker, prefill) and _can_hold(worker, prompt)
+    ]
     candidates = [worker for worker in able if worker.role is Role.DECODE] or able
     if not candidates:
         return None
@@ -43,7 +52,7 @@ def pick_decode(
         missing = worker.blocks_for(prompt.num_tokens - prompt.cached_tokens(worker))
         return (missing > worker.available_blocks, worker.running_sequences, missing, worker.name)
 
-    return _best(candidates, avoided, rank)
+    return min(candidates, key=rank)
 
 
 def pick_last_resort(workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str]) -> Route | None:
@@ -89,8 +98,8 @@ def _fits(worker: WorkerView, num_tokens: int, prompt: PromptView) -> bool:
     return worker.blocks_for(num_tokens) <= worker.num_blocks and prompt.max_total_tokens <= worker.max_context
 
 
-def _prefill_wait_s(worker: WorkerView, prompt: PromptView) -> float:
-    rate = worker.prefill_tokens_per_s or ASSUMED_PREFILL_TOKENS_PER_S
+def _prefill_wait_s(worker: WorkerView, prompt: PromptView, typical: float) -> float:
+    rate = worker.prefill_tokens_per_s or typical
     return (worker.queued_prefill_tokens + prompt.num_tokens - prompt.cached_tokens(worker)) / rate
 
 

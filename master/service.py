@@ -53,12 +53,20 @@ class Service(Protocol):
         """None is the served model. Raises ServingError NOT_FOUND for a name that is not served."""
         ...
 
-    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+    async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
         """Check everything that needs no worker. Raises ServingError naming the field."""
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Serve a request. Closing the generator cancels it on every worker. Raises ServingError."""
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """End the request of exactly this id, its own or its answer's, for everybody.
+
+        Returns when no worker holds anything for it. Raises ServingError NOT_FOUND, or DEADLINE_EXCEEDED when that was
+        not confirmed in time.
+        """
         ...
 
     def not_ready_reason(self) -> str | None:
@@ -68,5 +76,5 @@ class Service(Protocol):
     def instances(self) -> Sequence[InstanceView]: ...
 
     async def drain_instance(self, name: str) -> None:
-        """Ask a worker to take no new work. Raises ServingError NOT_FOUND."""
+        """Ask a worker to take no new work. Raises ServingError NOT_FOUND, or UNAVAILABLE if it is not connected."""
         ...

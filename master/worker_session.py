@@ -1,6 +1,6 @@
 """This master's session with one worker: kept open for as long as the worker is known.
 
-    connecting --welcome--> open --broken, silent, stalled--> connecting, with growing pauses
+    connecting --welcome, first load--> open --broken, silent, stalled--> connecting, with growing pauses
 
 While it is open, attempts run on it as legs. When it breaks, each of them is told that the worker is lost.
 """
@@ -10,13 +10,14 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 
+from master.worker_access import PLAIN, WorkerAccess
 from master.worker_view import WorkerView
 from protos import session_pb2 as wire
 from protos.codec import decode_to_master, encode_to_worker
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_INTERVAL_S = 1.0
+MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 MESSAGE_LIMIT_BYTES = 64 << 20
 
@@ -56,6 +58,9 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+
+# What ends a connection. InvalidStateError is what writing into a call that is over raises.
+_ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
 
 T = TypeVar("T")
 
@@ -76,7 +81,9 @@ class Leg:
     uncached_tokens: int  # of the prompt, as far as the prefix index knows
     unfinished: set[int]  # sequences
     has_started: bool = False
-    has_prefilled: bool = False
+    has_prefilled: bool = False  # or received the KV
+    is_lost: bool = False  # the session broke; what the worker did last is not known
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the worker holds nothing for it any more, or is lost
 
     @property
     def worker(self) -> str:
@@ -87,9 +94,20 @@ class WorkerSession:
     """`run` it in a task; everything else is called from the same loop and returns at once."""
 
     def __init__(
-        self, master_id: str, name: str, address: str, *, silence_s: float, on_change: Callable[[], None]
+        self,
+        master_id: str,
+        name: str,
+        address: str,
+        *,
+        silence_s: float,
+        on_change: Callable[[], None],
+        is_name_known: bool = True,
+        access: WorkerAccess = PLAIN,
     ) -> None:
-        """`silence_s`: a worker silent for so long is lost. `on_change`: it became usable, or ceased to be."""
+        """`silence_s`: a worker silent for so long is lost. `on_change`: it became usable, or ceased to be.
+
+        `is_name_known`: whether `name` is what the worker calls itself, so that another one at its address is refused.
+        """
         self.name = name
         self.address = address
         self.welcome: Welcome | None = None
@@ -97,8 +115,12 @@ class WorkerSession:
         self._master_id = master_id
         self._silence_s = silence_s
         self._on_change = on_change
+        self._is_name_known = is_name_known
+        self._access = access
+        self._was_refused = False
         self._is_draining = False
         self._legs: dict[int, Leg] = {}
+        self._leaving: dict[int, Leg] = {}  # over, but the worker may still hold blocks for them
         self._cached: set[bytes] = set()
         self._outgoing: deque[ToWorker] = deque()
         self._has_outgoing = asyncio.Event()
@@ -139,7 +161,8 @@ class WorkerSession:
         )
 
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
-        """Send an attempt. `on_update` gets every update, at last a failure if the worker is lost."""
+        """Send an attempt, while the session is open. `on_update` gets every update, at last a failure if it breaks."""
+        assert self.welcome is not None, self.name
         leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
         self._legs[start.attempt] = leg
         self._send(start)
@@ -147,8 +170,19 @@ class WorkerSession:
 
     def end(self, leg: Leg) -> None:
         """Nobody wants the leg any more: cancel it unless it is over. Harmless twice."""
-        if self._legs.pop(leg.start.attempt, None) is not None:
+        if leg.start.attempt in self._legs:
+            self._let_go(leg)
             self._send(Cancel(leg.start.attempt))
+
+    def release(self, leg: Leg) -> None:
+        """The worker has done its part and needs no word about it."""
+        if leg.start.attempt in self._legs:
+            self._let_go(leg)
+
+    def legs_of(self, request_id: str) -> list[Leg]:
+        """Those for which the worker may hold something."""
+        legs = (*self._legs.values(), *self._leaving.values())
+        return [leg for leg in legs if leg.start.request_id == request_id]
 
     def cancel_sequence(self, leg: Leg, sequence: int) -> None:
         self._send(Cancel(leg.start.attempt, sequence))
@@ -167,48 +201,54 @@ class WorkerSession:
 
     async def run(self) -> None:
         """Connects again and again until cancelled."""
-        pause_s = 0.1
+        pause_s = MIN_PAUSE_S
         try:
             while True:
                 try:
                     await self._connect()
-                except (WorkerLost, grpc.aio.AioRpcError, TimeoutError, ValueError) as error:
-                    was_open = self.welcome is not None
-                    self._lose(_describe(error))
-                    logger.log(
-                        logging.WARNING if was_open else logging.DEBUG, "worker %s: %s", self.name, _describe(error)
-                    )
-                    pause_s = 0.1 if was_open else min(pause_s * 2, MAX_PAUSE_S)
+                except (WorkerLost, *_ENDS) as error:
+                    pause_s = self._on_end(error, pause_s)
+                except Exception as error:
+                    logger.exception("worker %s: the session failed, trying again", self.name)
+                    pause_s = self._on_end(error, pause_s)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
         finally:
             self._lose("no longer known")
 
+    def _on_end(self, error: Exception, pause_s: float) -> float:
+        """Returns for how long to wait before the next connection; `pause_s` was the wait before this one."""
+        was_open = self.welcome is not None
+        self._lose(_describe(error))
+        is_news = was_open
+        if (refusal := _refusal(error)) is not None:
+            logger.log(logging.DEBUG if self._was_refused else logging.WARNING, "worker %s %s", self.name, refusal)
+            is_news, self._was_refused = False, True
+        logger.log(logging.WARNING if is_news else logging.DEBUG, "worker %s: %s", self.name, _describe(error))
+        return MIN_PAUSE_S if was_open else min(pause_s * 2, MAX_PAUSE_S)
+
     async def _connect(self) -> None:
         """Runs one connection; ends only with an error."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call = WorkerStub(channel).Session()
+        async with self._access.channel(self.address, _OPTIONS) as channel:
+            call = WorkerStub(channel).Session(metadata=self._access.metadata)
             try:
                 await _within(CONNECT_TIMEOUT_S, call.write(encode_to_worker(Hello(self._master_id))))
                 welcome = await self._read(call, CONNECT_TIMEOUT_S)
                 if not isinstance(welcome, Welcome):
                     raise ValueError(f"the first message must be welcome, not {type(welcome).__name__}")
-                self._open(welcome)
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._receive(call))
-                    tasks.create_task(self._transmit(call))
-            except* (WorkerLost, grpc.aio.AioRpcError, TimeoutError, ValueError) as group:
-                raise _first(group) from None
+                if self._is_name_known and welcome.instance != self.name:
+                    raise ValueError(f"{welcome.instance} has its address, {self.address}")
+                await _first_to_end(self._receive(call, welcome), self._transmit(call))
             finally:
                 call.cancel()
 
-    async def _receive(self, call: "grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]") -> None:
+    async def _receive(self, call: "grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]", welcome: Welcome) -> None:
         while True:
             match await self._read(call, self._silence_s):
                 case Step(updates):
                     for update in updates:
                         self._on_update(update)
                 case LoadReport() as load:
-                    self._on_load(load)
+                    self._on_load(load, welcome)
                 case CacheEvents() as events:
                     self._on_cache(events)
                 case Welcome():
@@ -237,13 +277,13 @@ class WorkerSession:
 
     def _open(self, welcome: Welcome) -> None:
         logger.info("worker %s: connected, %s, incarnation %d", self.name, welcome.role.value, welcome.incarnation)
-        self.load = LoadReport(welcome.role, available_blocks=welcome.num_blocks)
-        self._cached = set()
         self.welcome = welcome
+        self._was_refused = False
         self._on_change()
 
     def _lose(self, reason: str) -> None:
         self._outgoing.clear()
+        self._cached = set()
         if self.welcome is None:
             return
         self.welcome = None
@@ -252,11 +292,17 @@ class WorkerSession:
 
     def _fail_legs(self, message: str) -> None:
         legs, self._legs = self._legs, {}
+        leaving, self._leaving = self._leaving, {}
+        for leg in (*legs.values(), *leaving.values()):
+            leg.ended.set()
         for leg in legs.values():
+            leg.is_lost = True
             failure = Failure(ErrorCode.UNAVAILABLE, message)
             leg.on_update(leg, AttemptUpdate(leg.start.attempt, failure=failure))
 
     def _on_update(self, update: AttemptUpdate) -> None:
+        if update.ended:
+            self._on_ended(update.attempt)
         leg = self._legs.get(update.attempt)
         if leg is None:
             return  # ended here while the update was on its way
@@ -264,15 +310,28 @@ class WorkerSession:
         leg.has_prefilled |= update.prefilled is not None or update.transferred is not None
         leg.unfinished.difference_update(d.sequence for d in update.deltas if d.finish_reason is not None)
         if update.failure is not None or not leg.unfinished:
-            del self._legs[update.attempt]
+            self._let_go(leg)
         leg.on_update(leg, update)
 
-    def _on_load(self, load: LoadReport) -> None:
+    def _let_go(self, leg: Leg) -> None:
+        del self._legs[leg.start.attempt]
+        if not leg.ended.is_set():
+            self._leaving[leg.start.attempt] = leg
+
+    def _on_ended(self, attempt: int) -> None:
+        leg = self._leaving.pop(attempt, None) or self._legs.get(attempt)
+        if leg is not None:
+            leg.ended.set()
+
+    def _on_load(self, load: LoadReport, welcome: Welcome) -> None:
+        """The first one opens the session: a worker that is stalled is not even tried."""
         has_changed = (load.is_draining, load.role) != (self.load.is_draining, self.load.role)
         self.load = load
         if load.is_stalled:
             raise WorkerLost("its engine makes no progress")
-        if has_changed:
+        if self.welcome is None:
+            self._open(welcome)
+        elif has_changed:
             self._on_change()
 
     def _on_cache(self, events: CacheEvents) -> None:
@@ -293,9 +352,30 @@ async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
         return await awaitable
 
 
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+async def _first_to_end(*endless: Coroutine[None, None, None]) -> None:
+    """Runs them side by side until one raises, and raises that.
+
+    A task group would swallow a cancellation that comes while one of its tasks fails.
+    """
+    tasks = [asyncio.create_task(coroutine) for coroutine in endless]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await done.pop()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _refusal(error: Exception) -> str | None:
+    """What a person has to put right; None for what time may heal."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return None
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return f"refused our token: {error.details()}; see --cluster_token"
+    if "handshake" in (error.details() or "").lower():
+        return f"and this master can't agree on TLS: {error.details()}; see --worker_tls_ca_file"
+    return None
 
 
 def _describe(error: Exception) -> str:

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from master.worker_session import WorkerSession
+from master.worker_access import PLAIN, WorkerAccess
+from master.worker_session import Leg, WorkerSession
 from master.worker_view import WorkerView
 from registry.instance import InstanceRecord, decode_instance, name_of
 from registry.watcher import Added, PrefixWatcher, Removed, Updated
@@ -28,10 +29,18 @@ class _Known:
 class Workers:
     """All methods run on the loop. `close` ends the sessions."""
 
-    def __init__(self, master_id: str, *, silence_s: float, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        master_id: str,
+        *,
+        silence_s: float,
+        on_change: Callable[[], None],
+        access: WorkerAccess = PLAIN,
+    ) -> None:
         self._master_id = master_id
         self._silence_s = silence_s
         self._on_change = on_change
+        self._access = access
         self._known: dict[str, _Known] = {}
 
     @property
@@ -45,6 +54,10 @@ class Workers:
     def session(self, name: str) -> WorkerSession | None:
         known = self._known.get(name)
         return known.session if known is not None else None
+
+    def legs_of(self, request_id: str) -> list[Leg]:
+        """Those for which a worker that can be reached may hold something."""
+        return [leg for session in self.sessions for leg in session.legs_of(request_id)]
 
     def views(self) -> list[WorkerView]:
         """Of the workers that take new attempts now."""
@@ -98,7 +111,13 @@ class Workers:
 
     def _add(self, name: str, address: str, record: InstanceRecord | None) -> None:
         session = WorkerSession(
-            self._master_id, name, address, silence_s=self._silence_s, on_change=self._on_session_change
+            self._master_id,
+            name,
+            address,
+            silence_s=self._silence_s,
+            on_change=self._on_session_change,
+            is_name_known=record is not None,
+            access=self._access,
         )
         if record is not None:
             session.set_draining(record.draining)

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +36,7 @@ def _address(value: str) -> None:
 @dataclass(frozen=True)
 class BenchConfig:
     address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
+    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
     requests: int = flag(32, "How many", group="Load", check=checks.at_least(1))
     concurrency: int = flag(4, "Clients, each with one request at a time", group="Load", check=checks.at_least(1))
     rate: float | None = flag(
@@ -108,7 +110,7 @@ async def run_bench(config: BenchConfig) -> int:
     """Prints the report; returns 1 when a request failed. Raises PdserveError if the master can't be reached."""
     choose = random.Random(config.seed)
     prompts = _prompts(config, choose)
-    async with AsyncClient(config.address, timeout_s=config.timeout_s) as client:
+    async with AsyncClient(config.address, timeout_s=config.timeout_s, ca_file=config.ca_file) as client:
         await client.models()
         started_s = time.monotonic()
         if config.rate is None:

@@ -6,6 +6,7 @@ input ends. Ctrl-C stops the answer that is being written, which stays part of t
 
 import io
 import sys
+from pathlib import Path
 from typing import Unpack
 
 from client.errors import PdserveError
@@ -21,12 +22,14 @@ EXIT_OK = 0
 EXIT_UNREACHABLE = 2
 
 
-def run_chat(address: str, *, system: str | None = None, **options: Unpack[ChatOptions]) -> int:
+def run_chat(
+    address: str, *, ca_file: Path | None = None, system: str | None = None, **options: Unpack[ChatOptions]
+) -> int:
     """Chats until the input ends. `options` go with every message. Returns the exit code."""
     _tolerate_other_encodings()
     try:
-        client = Client(address)
-    except ValueError as error:
+        client = Client(address, ca_file=ca_file)
+    except (ValueError, OSError) as error:
         return _unreachable(address, error)
     with client:
         try:

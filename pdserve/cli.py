@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TypeVar
 
 from client.errors import PdserveError
@@ -13,12 +14,13 @@ from config.address import split_host_port
 from config.flags import FlagError, fail, flag, parse
 from pdserve.bench import BenchConfig, run_bench
 from pdserve.chat import run_chat
+from pdserve.drain import run_drain
 from pdserve.local_cluster import ClusterFailed
 from pdserve.serve import ServeConfig, serve
 from pdserve.status import one_line, run_status
 
 PROG = "pdserve"
-ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "BenchConfig")
+ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "DrainConfig", "BenchConfig")
 
 
 def _address(value: str) -> None:
@@ -28,13 +30,21 @@ def _address(value: str) -> None:
 @dataclass(frozen=True)
 class StatusConfig:
     address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
+    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
     watch: bool = flag(False, "Refresh until Ctrl-C", group="Display")
 
 
 @dataclass(frozen=True)
 class ChatConfig:
     address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
+    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
     system: str | None = flag(None, "System prompt", group="Chat")
+
+
+@dataclass(frozen=True)
+class DrainConfig:
+    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
+    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
 
 
 def main() -> None:
@@ -43,6 +53,7 @@ def main() -> None:
         "serve": ("a master and workers on this machine", _serve),
         "status": ("the instances of a cluster", _status),
         "chat": ("talk to a cluster from the terminal", _chat),
+        "drain": ("NAME: let an instance finish what it has and take nothing new", _drain),
         "bench": ("put load on a cluster and measure it", _bench),
     }
     usage = "\n".join(
@@ -74,12 +85,23 @@ def _serve(argv: Sequence[str]) -> int:
 
 def _status(argv: Sequence[str]) -> int:
     config = _parse(StatusConfig, argv, "status", "Shows the instances of a cluster.")
-    return run_status(config.address, config.watch)
+    return run_status(config.address, config.watch, config.ca_file)
 
 
 def _chat(argv: Sequence[str]) -> int:
     config = _parse(ChatConfig, argv, "chat", "Talks to a cluster from the terminal.")
-    return run_chat(config.address, system=config.system)
+    return run_chat(config.address, ca_file=config.ca_file, system=config.system)
+
+
+def _drain(argv: Sequence[str]) -> int:
+    if not argv or argv[0].startswith("-"):
+        if not {"-h", "--help"} & set(argv):
+            raise FlagError(None, "no instance is named; it comes first, as in: pdserve drain decode-0")
+        name, flags = "", argv
+    else:
+        name, flags = argv[0], argv[1:]
+    config = _parse(DrainConfig, flags, "drain NAME", "Lets an instance finish what it has and take nothing new.")
+    return run_drain(config.address, name, config.ca_file)
 
 
 def _bench(argv: Sequence[str]) -> int:

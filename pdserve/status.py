@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -24,17 +25,17 @@ COLUMNS = ("instance", "role", "state", "address", "queued", "running", "blocks 
 TRANSFER_COLUMNS = ("sent", "received", "skipped", "MiB in", "failures")
 
 
-def run_status(address: str, watch: bool) -> int:
+def run_status(address: str, watch: bool, ca_file: Path | None = None) -> int:
     """Prints a table of the instances; with `watch` again and again until Ctrl-C. Returns the exit code."""
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     try:
-        with Client(address, timeout_s=TIMEOUT_S, retries=RetryPolicy(max_attempts=1)) as client:
+        with Client(address, timeout_s=TIMEOUT_S, retries=RetryPolicy(max_attempts=1), ca_file=ca_file) as client:
             table = cluster_table(client.cluster())
             if watch:
                 _watch(client, console, table)
             else:
                 console.print(table)
-    except (PdserveError, ValueError) as error:
+    except (PdserveError, ValueError, OSError) as error:
         print(f"pdserve status: no answer from the master at {address}: {one_line(error)}", file=sys.stderr)
         return EXIT_UNREACHABLE
     return EXIT_OK

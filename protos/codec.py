@@ -237,6 +237,7 @@ def _encode_update(update: AttemptUpdate) -> wire.AttemptUpdate:
         failure = wire.Failure(code=f"ERROR_CODE_{update.failure.code.name}", message=update.failure.message)
         message.failure.CopyFrom(failure)
     message.prompt_logprobs.extend(encode_logprobs(update.prompt_logprobs))
+    message.ended = update.ended
     return message
 
 
@@ -262,6 +263,7 @@ def _decode_update(update: wire.AttemptUpdate) -> AttemptUpdate:
         deltas=tuple(_decode_delta(delta) for delta in update.deltas),
         failure=failure,
         prompt_logprobs=decode_logprobs(update.prompt_logprobs),
+        ended=update.ended,
     )
 
 

@@ -215,7 +215,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class AttemptUpdate:
-    """What happened to one attempt since the last update; a failure is the attempt's last word."""
+    """What happened to one attempt since the last update. `ended`: the worker holds nothing for it any more."""
 
     attempt: int
     started: Started | None = None
@@ -224,6 +224,7 @@ class AttemptUpdate:
     deltas: tuple[TokenDelta, ...] = ()
     failure: Failure | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

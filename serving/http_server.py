@@ -7,6 +7,7 @@ their answers; at the deadline they are dropped.
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -23,8 +24,9 @@ DROP_S = 2.0
 
 
 class HttpServer:
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         """`host` is a name, IPv4 or IPv6 without brackets; port 0 takes a free one."""
+        self._tls = tls
         self._host = host
         self._wanted_port = port
         self._server = _Server(
@@ -53,11 +55,13 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        return f"http://{join_host_port(self._host, self.port)}"
+        return f"{'http' if self._tls is None else 'https'}://{join_host_port(self._host, self.port)}"
 
     async def start(self) -> None:
         """Returns once clients can connect. Raises OSError, naming the address, if it cannot be bound."""
         listener = await _bind(self._host, self._wanted_port)
+        self._server.config.load()
+        self._server.config.ssl = self._tls  # which uvicorn makes of files, once
         self._port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([listener]), name="http server")
         started = asyncio.create_task(self._server.has_started.wait())

@@ -19,6 +19,7 @@ from kvcache.transfer.export import Export
 from kvcache.transfer.pull import Pull
 from protos.block_hash import extend_chain, root_hash
 from protos.messages import AttemptUpdate, FinishReason, Stage, Start
+from worker.grammar import GrammarMatcher
 
 
 class Phase(Enum):
@@ -50,6 +51,7 @@ class Sequence:
         self.num_committed = 0  # leading blocks that the prefix cache knows
         self.hashes: list[bytes] = []  # of the full blocks, as far as needed so far
         self.finish_reason: FinishReason | None = None
+        self.grammar: GrammarMatcher | None = None  # what the output must match
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """The life of the attempts on one worker, from `begin` to the release of their blocks. Engine thread only.
 
 Blocks are released in one place, `_release`, and only when nobody reads or writes them any more: an export or a pull
-that still runs delays it until its own end is reported. What masters are told gathers in `take_updates`.
+that still runs delays it until its own end is reported. What masters are told gathers in `take_updates`; the last of an
+attempt is that it has released its blocks.
 """
 
 import logging
@@ -26,6 +27,7 @@ from protos.messages import (
 )
 from worker.attempt import Attempt, Link, Phase, Sequence
 from worker.engine_limits import EngineLimits
+from worker.grammar import Grammars
 from worker.hand_off import FirstToken, HandOffError, check_record, make_record
 from worker.kv_port import KvPort, PullOutcome, kv_handle, kv_source
 from worker.sampler import SampledToken
@@ -44,6 +46,7 @@ class Attempts:
         scheduler: Scheduler,
         port: KvPort,
         limits: EngineLimits,
+        grammars: Grammars,
         model_name: str,
         *,
         post: Callable[[Callable[[], None]], None],
@@ -52,6 +55,7 @@ class Attempts:
         self._scheduler = scheduler
         self._port = port
         self._limits = limits
+        self._grammars = grammars
         self._model_name = model_name
         self._post = post
         self._copy_block = copy_block
@@ -87,10 +91,13 @@ class Attempts:
             return
         failure = self._refusal(start)
         if failure is not None:
-            self._tell(link, AttemptUpdate(start.attempt, failure=failure))
+            self._tell(link, AttemptUpdate(start.attempt, failure=failure, ended=True))
             return
         self._num_arrived += 1
         attempt = Attempt(start, link, self._num_arrived, self._model_name, time.monotonic())
+        if (grammar := start.sampling.grammar) is not None:
+            for sequence in attempt.sequences:
+                sequence.grammar = self._grammars.matcher(grammar, start.sampling.stop_token_ids)
         self._attempts[link, start.attempt] = attempt
         self._unreleased.add(attempt)
         self._scheduler.add(attempt.leader)
@@ -111,7 +118,8 @@ class Attempts:
         attempt = self._attempts.get((link, number))
         if attempt is None:
             # Unless it finished, its master takes the KV to be here still, and would wait for tokens.
-            self._tell(link, AttemptUpdate(number, failure=Failure(ErrorCode.TRANSFER_FAILED, "the KV is gone")))
+            failure = Failure(ErrorCode.TRANSFER_FAILED, "the KV is gone")
+            self._tell(link, AttemptUpdate(number, failure=failure))
         elif attempt.stage is Stage.PREFILL:
             attempt.stage = Stage.WHOLE
             if attempt.export is not None:
@@ -305,6 +313,7 @@ class Attempts:
         for sequence in attempt.sequences:
             self._scheduler.remove(sequence)
         self._unreleased.discard(attempt)
+        self._emit(attempt, AttemptUpdate(attempt.start.attempt, ended=True))
 
     # --- small parts
 
@@ -338,6 +347,8 @@ class Attempts:
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.attempt.start.sampling
         if token_id in params.stop_token_ids:
+            return FinishReason.STOP
+        if sequence.grammar is not None and sequence.grammar.is_complete(sequence.output_ids):
             return FinishReason.STOP
         if sequence.num_output >= params.max_tokens or sequence.num_tokens >= self._limits.max_context:
             return FinishReason.LENGTH

@@ -14,6 +14,7 @@ from kvcache.transfer.transport import TransportKind
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.engine_limits import EngineLimits
+from worker.grammar import Grammars
 from worker.kv_port import KvPort
 from worker.model_loader import LoadedModel, ModelError, load_model
 from worker.model_runner import ModelRunner
@@ -47,6 +48,8 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
     if num_blocks < 1:
         raise FlagError("max_memory", f"{config.max_memory} bytes hold no block of {layout.block_bytes} bytes")
     memory = PoolMemory(layout, num_blocks, device)
+    keys = config.cluster_keys()
+    secrets = [] if keys is None else [key.encode() for key in keys.all]
     server = TransferServer(
         memory,
         layout.fingerprint(),
@@ -54,13 +57,16 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
         config.transfer_listen_port,
         advertise_host=advertise_host,
         lease_s=config.kv_lease_s,
+        secrets=secrets,
     )
     try:
         server.start()
     except OSError as error:
         raise FlagError("transfer_listen_port", f"{config.transfer_listen_port}: {error.strerror or error}") from error
     transports = [TransportKind[name.upper()] for name in config.transports]
-    port = KvPort(server, TransferClient(memory, layout.fingerprint(), transports=transports), config.max_num_seqs)
+    secret = secrets[0] if secrets else None
+    client = TransferClient(memory, layout.fingerprint(), transports=transports, secret=secret)
+    port = KvPort(server, client, config.max_num_seqs)
     pool = BlockPool(num_blocks, config.enable_prefix_cache)
     scheduler = Scheduler(
         pool,
@@ -78,7 +84,8 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
         max_queued=config.max_queued,
     )
     runner = ModelRunner(loaded, memory)
-    engine = Engine(runner, scheduler, port, limits, model_name=loaded.name, role=config.effective_role)
+    grammars = Grammars(config.model, loaded.eos_ids)
+    engine = Engine(runner, scheduler, port, limits, grammars, model_name=loaded.name, role=config.effective_role)
     return EngineParts(engine, port, pool, loaded, layout, limits)
 
 

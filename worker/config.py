@@ -12,6 +12,8 @@ from config.log_setup import LogLevel
 from config.value import BYTES
 from protos.messages import Role
 from registry.etcd_flags import EtcdFlags
+from serving.cluster_flags import ClusterFlags
+from serving.server_tls import ServerTls, server_tls
 
 
 class DType(Enum):
@@ -26,7 +28,7 @@ def _address(value: str) -> None:
 
 
 @dataclass(frozen=True)
-class WorkerConfig(EtcdFlags):
+class WorkerConfig(ClusterFlags, EtcdFlags):
     etcd_addr: str | None = flag(
         "127.0.0.1:12389",
         "etcd endpoints, host:port, comma-separated; empty: register nowhere, masters then need --workers",
@@ -43,6 +45,14 @@ class WorkerConfig(EtcdFlags):
     disagg_pd_port: int = flag(7777, "gRPC port: sessions with masters", group="Network", check=checks.port)
     transfer_listen_port: int = flag(26000, "Port for KV transfer, plus node_rank", group="Network", check=checks.port)
     advertise_host: str | None = flag(None, "Host that others reach this worker at; by default host", group="Network")
+
+    worker_tls_cert_file: Path | None = flag(
+        None, "This worker's certificate; turns TLS on for masters", group="Security"
+    )
+    worker_tls_key_file: Path | None = flag(None, "Key of that certificate", group="Security")
+    worker_tls_client_ca_file: Path | None = flag(
+        None, "CA that masters' certificates must be of; by default they need none", group="Security"
+    )
 
     instance_name: str | None = flag(
         None, "Name in the registry; by default host name and disagg_pd_port", group="Cluster"
@@ -110,6 +120,12 @@ class WorkerConfig(EtcdFlags):
         unknown = set(self.transports) - {"vm_read", "tcp"}
         if unknown or not self.transports:
             raise FlagError("transports", f"{','.join(self.transports)!r}: must name vm_read, tcp or both")
+
+    def master_tls(self) -> ServerTls | None:
+        """None when masters connect without TLS. Raises FlagError for files that can't be used."""
+        return server_tls(
+            "worker_tls_", self.worker_tls_cert_file, self.worker_tls_key_file, self.worker_tls_client_ca_file
+        )
 
     @property
     def effective_role(self) -> Role:

@@ -23,6 +23,7 @@ from worker.attempt import Link, Phase, Sequence
 from worker.attempts import Attempts
 from worker.engine_limits import EngineLimits
 from worker.engine_stats import EngineStats
+from worker.grammar import Grammars
 from worker.kv_port import KvPort
 from worker.model_runner import ModelRunner, StepLogits
 from worker.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
@@ -42,6 +43,7 @@ class Engine:
         scheduler: Scheduler,
         port: KvPort,
         limits: EngineLimits,
+        grammars: Grammars,
         *,
         model_name: str,
         role: Role,
@@ -54,7 +56,10 @@ class Engine:
         self._has_commands = threading.Event()
         self._is_stopping = False
         self._links: set[Link] = set()
-        self._attempts = Attempts(scheduler, port, limits, model_name, post=self._post, copy_block=runner.copy_block)
+        self._grammars = grammars
+        self._attempts = Attempts(
+            scheduler, port, limits, grammars, model_name, post=self._post, copy_block=runner.copy_block
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.stats = EngineStats()
         self.last_progress_s = time.monotonic()
@@ -73,9 +78,10 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End every attempt without a word to its master; returns when their blocks are released."""
+        """End every attempt without telling its master why; returns when their blocks are released."""
         self._post(self._on_stop)
         self._thread.join()
+        self._grammars.close()
 
     def attach(self, link: Link) -> None:
         """A master connected; it gets a snapshot of the prefix cache."""
@@ -147,7 +153,7 @@ class Engine:
             chosen = tokens.get(chunk.sequence, [])
             if isinstance(chosen, SamplingError):
                 # Its KV may be what is wrong: it must not get into the prefix cache.
-                self._attempts.fail(attempt, ErrorCode.INTERNAL, str(chosen))
+                self._attempts.fail(attempt, chosen.code, str(chosen))
                 continue
             self._scheduler.advance(chunk)
             if is_last:
@@ -180,7 +186,7 @@ class Engine:
             snapshot = self._scheduler.pool.snapshot()
             for link in self._links:
                 link.deliver_cache_snapshot(snapshot)
-        for link in self._links if events else updates:
+        for link in self._links if events else updates.keys() & self._links:
             link.deliver(updates.get(link, []), events)
 
     # --- commands
@@ -219,7 +225,7 @@ class Engine:
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
     start = sequence.attempt.start
-    return SamplingRow(start.sampling, sequence.index, start.prompt_ids, sequence.output_ids)
+    return SamplingRow(start.sampling, sequence.index, start.prompt_ids, sequence.output_ids, sequence.grammar)
 
 
 def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> tuple[int, list[TokenLogprobs]]:

@@ -71,8 +71,6 @@ class EngineLimits:
                 return _invalid(f"{name}: outside the vocabulary of {self.vocab_size}")
         if () in sampling.bad_words_ids:
             return _invalid("bad_words_ids: a word has no tokens")
-        if sampling.grammar is not None:
-            return _invalid("grammar: this worker cannot keep to one")
         return None
 
     def _are_known(self, token_ids: Sequence[int]) -> bool:

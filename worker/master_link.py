@@ -84,6 +84,7 @@ def merge(earlier: AttemptUpdate, later: AttemptUpdate) -> AttemptUpdate:
         deltas=_merge_deltas(earlier.deltas, later.deltas),
         failure=later.failure or earlier.failure,
         prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+        ended=earlier.ended or later.ended,
     )
 
 

@@ -30,6 +30,7 @@ class LoadedModel:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    eos_ids: tuple[int, ...]  # that its generation config names
 
     def layout(self, block_size: int) -> KvLayout:
         return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.name)
@@ -71,6 +72,7 @@ def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedMod
         num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         dtype=dtype,
+        eos_ids=_eos_ids(model.generation_config.eos_token_id),
     )
 
 
@@ -91,6 +93,12 @@ def weights_digest(folder: Path) -> str:
                 file.seek(size * sample // 16)
                 digest.update(file.read(65536))
     return digest.hexdigest()
+
+
+def _eos_ids(declared: int | list[int] | None) -> tuple[int, ...]:
+    if declared is None:
+        return ()
+    return (declared,) if isinstance(declared, int) else tuple(declared)
 
 
 def _dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:

@@ -11,7 +11,9 @@ from grpc_reflection.v1alpha import reflection
 from config.address import join_host_port
 from protos import session_pb2
 from protos.session_pb2_grpc import add_WorkerServicer_to_server
+from serving.grpc_guard import GrpcGuard
 from serving.grpc_health import Health
+from serving.keys import Keys
 from worker.session_service import SessionService
 
 MESSAGE_LIMIT_BYTES = 64 << 20
@@ -32,19 +34,34 @@ _OPTIONS = (
 class RpcServer:
     """`start`, then `port`, then `close`."""
 
-    def __init__(self, sessions: SessionService, not_ready_reason: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        sessions: SessionService,
+        not_ready_reason: Callable[[], str | None],
+        *,
+        keys: Keys | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """With `keys` only masters that present one get a session."""
         self._sessions = sessions
+        self._keys = keys
+        self._credentials = credentials
         self._health = Health(not_ready_reason, (SERVICE_NAME,), HEALTH_INTERVAL_S)
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
         """Port 0 takes a free one. Raises OSError when the address can't be had."""
-        self._server = grpc.aio.server(options=_OPTIONS)
+        guards = [] if self._keys is None else [GrpcGuard(self._keys, "cluster token")]
+        self._server = grpc.aio.server(interceptors=guards, options=_OPTIONS)
         add_WorkerServicer_to_server(self._sessions, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            self.port = self._server.add_insecure_port(join_host_port(host, port))
+            address = join_host_port(host, port)
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise OSError(f"cannot bind {join_host_port(host, port)}: in use, or not an address here") from error
         await self._server.start()

@@ -1,17 +1,18 @@
 """Chooses tokens from logits: a pure function of the logits, the parameters and the tokens so far.
 
-Order, as in vLLM where it fixes one: penalties, logit_bias, minimum length and bad words, temperature, min_p, top_k,
-top_p, draw. Log-probabilities reported are the model's own, before all of that.
+Order, as in vLLM where it fixes one: penalties, logit_bias, minimum length and bad words, grammar, temperature, min_p,
+top_k, top_p, draw. Log-probabilities reported are the model's own, before all of that.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from protos.messages import SamplingParams, TokenLogprobs
+from protos.messages import ErrorCode, SamplingParams, TokenLogprobs
 from worker.randomness import uniform
 
 _FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting a vocabulary is slow
@@ -19,6 +20,15 @@ _FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting 
 
 class SamplingError(RuntimeError):
     """The model's logits hold no usable distribution (NaN, or nothing left to choose from)."""
+
+    code = ErrorCode.INTERNAL
+
+
+class Restriction(Protocol):
+    """What may come next, such as a grammar."""
+
+    def restrict(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
+        """Set what may not come next to -inf in `logits` float32 [vocabulary]. Raises SamplingError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,7 @@ class SamplingRow:
     sequence: int
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    grammar: Restriction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ def _is_plain_greedy(row: SamplingRow) -> bool:
     params = row.params
     return (
         params.temperature == 0.0
+        and row.grammar is None
         and params.presence_penalty == params.frequency_penalty == 0.0
         and params.repetition_penalty == 1.0
         and not params.logit_bias
@@ -85,6 +97,8 @@ def _choose(raw: torch.Tensor, row: SamplingRow) -> int:
     logits = raw.clone()
     _penalise(logits, row)
     _forbid(logits, row)
+    if row.grammar is not None:
+        row.grammar.restrict(logits, row.output_ids)
     peak, best = logits.max(dim=-1)
     if not math.isfinite(peak):
         raise SamplingError("no token is left to choose from")
@@ -98,7 +112,7 @@ def _choose(raw: torch.Tensor, row: SamplingRow) -> int:
 def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
     params = row.params
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt_ids, *row.output_ids}), device=logits.device)
+        seen = torch.tensor(sorted({*row.prompt_ids, *row.output_ids}), dtype=torch.int64, device=logits.device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Coroutine
@@ -42,6 +43,8 @@ class Worker:
     def __init__(self, config: WorkerConfig, parts: EngineParts) -> None:
         self._config = config
         self._parts = parts
+        self._keys = config.cluster_keys()
+        self._tls = config.master_tls()
         self._advertise_host = config.advertise_host or free_of_wildcard(config.host)
         self._is_draining = False
         self._registration: Registration | None = None
@@ -58,7 +61,12 @@ class Worker:
             drain=self._begin_drain,
             master_timeout_s=config.heartbeat_timeout_s,
         )
-        rpc = RpcServer(sessions, self.not_ready_reason)
+        rpc = RpcServer(
+            sessions,
+            self.not_ready_reason,
+            keys=self._keys,
+            credentials=None if self._tls is None else self._tls.grpc_credentials(),
+        )
         http = HttpServer(
             create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(self._parts)),
             config.host,
@@ -77,6 +85,8 @@ class Worker:
                 etcd = await stack.enter_async_context(EtcdClient(config.etcd_config()))
                 await self._register(etcd, self._record(rpc.port, http.port))
                 stack.push_async_callback(self._registration_closed)
+            if self._tls is not None:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._tls.reload)
             logger.info("%s serves as %s", self._instance, config.effective_role.value)
             await stop.wait()
             self._begin_drain()

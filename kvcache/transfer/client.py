@@ -14,6 +14,7 @@ class TransferClient:
 
     `silence_timeout_s` is how long a peer may send nothing (it sends a sign of life at least every second),
     `connect_timeout_s` is for connecting and the answer to HELLO, `attempts` counts connections for one pull.
+    `secret` is that of the cluster, if it has one.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class TransferClient:
         connect_timeout_s: float = 2.0,
         silence_timeout_s: float = 4.0,
         attempts: int = 2,
+        secret: bytes | None = None,
     ) -> None:
         if len(layout_fingerprint) != LAYOUT_BYTES:
             raise ValueError(f"layout_fingerprint has {LAYOUT_BYTES} bytes, got {len(layout_fingerprint)}")
@@ -40,6 +42,7 @@ class TransferClient:
             connect_timeout_s=connect_timeout_s,
             silence_timeout_s=silence_timeout_s,
             attempts=attempts,
+            secret=secret,
         )
 
     def pull(

@@ -17,7 +17,7 @@ payload. Only a BLOCKS frame is followed by bytes that are not a frame: `count *
 
 Who says what (D pulls from P):
 
-    D  HELLO     token, attempt, epoch, layout, num_skip, host identity, transports
+    D  HELLO     token, attempt, epoch, layout, num_skip, host identity, transports, proof
     P  ACCEPT    process id, nonce and its address      or  REFUSE reason, text
     D  BEGIN     transport: one-sided reads only if the nonce could be read at that address
     P  BLOCKS | READY  further complete blocks, in prompt order, as prefill completes them
@@ -26,6 +26,10 @@ Who says what (D pulls from P):
     P  RECORD    total number of blocks, hand-off record
     D  ACK       all read and verified
     P  RELEASED  the lease held until the ACK            or, at any time after ACCEPT,  ABORT reason, text
+
+The token alone says which hand-off it is and that it may be read. In a cluster with a secret the proof is the
+HMAC-SHA-256, under that secret, of all that comes before it in HELLO, so that a token is of no use outside the cluster;
+without one it is zero and not looked at. It proves who asks, not what is sent: nothing here is encrypted.
 """
 
 import struct

@@ -1,8 +1,9 @@
 """What the payloads of the frames mean. Every `parse` raises FrameError for bytes that say nothing sensible."""
 
+import hmac
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,19 +13,21 @@ from kvcache.transfer.handle import TOKEN_BYTES
 from kvcache.transfer.host_identity import HostIdentity
 from kvcache.transfer.transport import TransportKind
 
-_HELLO = struct.Struct("!16sQQ16sI16sQB")
+_CLAIM = struct.Struct("!16sQQ16sI16sQB")
+_PROOF = struct.Struct("!32s")
 _ACCEPT = struct.Struct("!QQ16s")
 _COUNT = struct.Struct("!I")
 _KIND = struct.Struct("!B")
 _U64 = np.dtype(">u8")
 
-HELLO_PAYLOAD_BYTES = _HELLO.size
+HELLO_PAYLOAD_BYTES = _CLAIM.size + _PROOF.size
+NO_PROOF = bytes(_PROOF.size)
 NONCE_BYTES = TOKEN_BYTES
 
 
 @dataclass(frozen=True)
 class Hello:
-    """`host` is None where one-sided reads are out of the question."""
+    """`host` is None where one-sided reads are out of the question. `proof` is what `prove` makes, or zeros."""
 
     token: bytes = field(repr=False)
     attempt: int
@@ -33,20 +36,40 @@ class Hello:
     num_skip: int
     host: HostIdentity | None
     transports: frozenset[TransportKind]
+    proof: bytes = field(default=NO_PROOF, repr=False)
 
     def frame(self) -> Frame:
+        return Frame(FrameType.HELLO, self._claim() + self.proof)
+
+    def prove(self, secret: bytes) -> "Hello":
+        """The same, from somebody who knows the secret."""
+        return replace(self, proof=self._mac(secret))
+
+    def is_proven(self, secrets: Sequence[bytes]) -> bool:
+        """Whether it comes from somebody who knows one of them; in a time that tells nothing about them."""
+        is_known = False
+        for secret in secrets:
+            is_known |= hmac.compare_digest(self._mac(secret), self.proof)
+        return is_known
+
+    def _mac(self, secret: bytes) -> bytes:
+        return hmac.digest(secret, self._claim(), "sha256")
+
+    def _claim(self) -> bytes:
         boot_id, pid_namespace = (self.host.boot_id, self.host.pid_namespace) if self.host else (bytes(16), 0)
         offered = sum(1 << kind for kind in self.transports)
         fields = (self.token, self.attempt, self.epoch, self.layout, self.num_skip, boot_id, pid_namespace, offered)
-        return Frame(FrameType.HELLO, _HELLO.pack(*fields))
+        return _CLAIM.pack(*fields)
 
     @classmethod
     def parse(cls, payload: bytes) -> "Hello":
-        fields = _HELLO.unpack(_sized(payload, _HELLO))
+        if len(payload) != HELLO_PAYLOAD_BYTES:
+            raise FrameError(f"payload of {len(payload)} bytes, expected {HELLO_PAYLOAD_BYTES}")
+        fields = _CLAIM.unpack_from(payload)
         token, attempt, epoch, layout, num_skip, boot_id, pid_namespace, offered = fields
         host = HostIdentity(boot_id, pid_namespace) if any(boot_id) else None
         transports = frozenset(kind for kind in TransportKind if offered >> kind & 1)
-        return cls(token, attempt, epoch, layout, num_skip, host, transports)
+        return cls(token, attempt, epoch, layout, num_skip, host, transports, payload[_CLAIM.size :])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
@@ -46,6 +46,7 @@ class PullSettings:
     connect_timeout_s: float
     silence_timeout_s: float
     attempts: int
+    secret: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,8 @@ class Pull:
             host=self._settings.host,
             transports=self._transports,
         )
+        if self._settings.secret is not None:
+            hello = hello.prove(self._settings.secret)
         channel.send(hello.frame(), self._settings.connect_timeout_s)
         frame = self._next(channel, max(deadline - time.monotonic(), 1e-3))
         if frame.type is not FrameType.ACCEPT:

@@ -2,10 +2,10 @@
 
 import contextlib
 import logging
-import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from secrets import randbits, token_bytes
 
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.bounded_log import BoundedLog
@@ -54,8 +54,12 @@ class TransferServer:
         ping_interval_s: float = 1.0,
         send_timeout_s: float = 4.0,
         batch_bytes: int = 4 << 20,
+        secrets: Sequence[bytes] = (),
     ) -> None:
-        """Raises ValueError for settings that cannot work, such as a wildcard host with nothing to advertise."""
+        """With `secrets` only pullers are served that know one of them.
+
+        Raises ValueError for settings that cannot work, such as a wildcard host with nothing to advertise.
+        """
         if len(layout_fingerprint) != LAYOUT_BYTES:
             raise ValueError(f"layout_fingerprint has {LAYOUT_BYTES} bytes, got {len(layout_fingerprint)}")
         if advertise_host is None and host.strip("[]") in _WILDCARDS:
@@ -64,7 +68,7 @@ class TransferServer:
             raise ValueError("lease_s, handshake_timeout_s, ping_interval_s and send_timeout_s must be above 0")
         if max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, got {max_connections}")
-        self.epoch = secrets.randbits(63) if epoch is None else epoch
+        self.epoch = randbits(63) if epoch is None else epoch
         self._memory = memory
         self._layout = layout_fingerprint
         self._host = host.strip("[]")
@@ -74,6 +78,7 @@ class TransferServer:
         self._max_connections = max_connections
         self._handshake_timeout_s = handshake_timeout_s
         self._limits = SenderLimits(handshake_timeout_s, ping_interval_s, send_timeout_s, batch_bytes)
+        self._secrets = tuple(secrets)
         self._table = ExportTable()
         self._counters = CounterSet()
         self._log = BoundedLog(logger)
@@ -120,7 +125,7 @@ class TransferServer:
         `on_release` is called exactly once, from any thread, when the export is over and none of its blocks is
         read any more, possibly within `abort`; it must not block. Raises RuntimeError on a closed server.
         """
-        handle = KvHandle(self.address, secrets.token_bytes(TOKEN_BYTES), attempt, self.epoch, self._layout)
+        handle = KvHandle(self.address, token_bytes(TOKEN_BYTES), attempt, self.epoch, self._layout)
 
         def release(reason: ReleaseReason) -> None:
             self._counters.add_released(reason)
@@ -171,6 +176,8 @@ class TransferServer:
 
     def _refusal(self, hello: Hello, export: Export | None) -> Farewell | None:
         """None when the puller may have the export. Whoever lacks the token learns nothing else."""
+        if self._secrets and not hello.is_proven(self._secrets):
+            return Farewell(TransferFailure.REFUSED, "the puller does not know this cluster's secret")
         if export is None:
             return Farewell(TransferFailure.REFUSED, "unknown hand-off")
         if (end := export.state().end) is not None:

@@ -1,8 +1,9 @@
 """The form an HTTP request is answered in."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from master.errors import ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
 
@@ -18,9 +19,6 @@ class Answer(Protocol):
         """One for each prompt."""
         ...
 
-    @property
-    def is_stream(self) -> bool: ...
-
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         """Events that an output of the prompt of this number makes; none when not streaming.
 
@@ -30,4 +28,13 @@ class Answer(Protocol):
 
     def end(self) -> bytes:
         """The last events, or the whole body. Raises ServingError if something is missing."""
+        ...
+
+
+@runtime_checkable
+class StreamedAnswer(Answer, Protocol):
+    """One that is sent as events while it comes; the others are sent at their end."""
+
+    def fail(self, error: ServingError) -> bytes:
+        """The last events of a stream that had begun."""
         ...

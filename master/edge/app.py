@@ -11,77 +11,114 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from master.edge import chat, completions
-from master.edge.error_response import INTERNAL_ERROR, error_body, error_headers, http_status
-from master.edge.generation_endpoint import GenerationEndpoint
+from master.edge import openapi
+from master.edge.cors import EXTRA_HEADERS, Cors
+from master.edge.error_forms import error_form
+from master.edge.error_response import INTERNAL_ERROR, error_headers, http_status
 from master.edge.health import HealthRoutes
+from master.edge.http_access import HttpAccess
 from master.edge.http_config import HttpConfig
 from master.edge.http_metrics import CLIENT_CLOSED, HttpMetrics
-from master.edge.json_endpoint import JsonEndpoint
 from master.edge.models import ModelRoutes
-from master.edge.tokenize import Detokenize, Tokenize
+from master.edge.operations import OperationRoutes
+from master.edge.post_routes import post_routes
+from master.edge.responses import stored
 from master.errors import ErrorKind, ServingError
 from master.service import Service
+from serving.keys import Keys
 
 OTHER_PATH = "other"  # whatever a client makes up must not become a metric's label
 
 
 def create_app(
-    service: Service, config: HttpConfig, registry: CollectorRegistry, extra_routes: Sequence[BaseRoute] = ()
+    service: Service,
+    config: HttpConfig,
+    registry: CollectorRegistry,
+    extra_routes: Sequence[BaseRoute] = (),
+    keys: Keys | None = None,
 ) -> ASGIApp:
-    """The master's HTTP API; `extra_routes` join it. Metrics are made in `registry`, which /metrics shows."""
+    """The master's HTTP API; `extra_routes` join it. Metrics are made in `registry`, which /metrics shows.
+
+    With `keys` all but health and metrics is only for those who present one.
+    """
     metrics = HttpMetrics(registry)
     models, health = ModelRoutes(service), HealthRoutes(service, registry)
-    posts: dict[str, ASGIApp] = {
-        chat.PATH: GenerationEndpoint(chat.PATH, chat.ChatReader(service), service, config, metrics),
-        completions.PATH: GenerationEndpoint(
-            completions.PATH, completions.CompletionReader(service), service, config, metrics
-        ),
-        "/tokenize": JsonEndpoint("/tokenize", Tokenize(service), config, metrics),
-        "/detokenize": JsonEndpoint("/detokenize", Detokenize(service), config, metrics),
-    }
+    posts = post_routes(service, config, metrics)
     gets = [
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
+        Route(stored.PATH, stored.find_stored, methods=stored.METHODS),
         Route("/health", health.ready),
         Route("/readyz", health.ready),
         Route("/livez", health.live),
         Route("/metrics", health.metrics),
+        Route(openapi.PATH, openapi.OpenApi().get),
     ]
-    routes = [*gets, *(Route(path, post, methods=["POST"]) for path, post in posts.items()), *extra_routes]
+    operations = OperationRoutes(service)
+    actions = [
+        Route("/v1/requests/{id}/cancel", operations.cancel, methods=["POST"]),
+        Route("/admin/instances/{name}/drain", operations.drain, methods=["POST"]),
+    ]
+    routes = [*gets, *actions, *(Route(path, post, methods=["POST"]) for path, post in posts.items()), *extra_routes]
     others = Starlette(
         routes=routes,
         exception_handlers={ServingError: _on_serving_error, HTTPException: _on_http_error, Exception: _on_bug},
     )
     others.router.redirect_slashes = False
-    return _App(posts, others, metrics, {route.endpoint: route.path for route in routes if isinstance(route, Route)})
+    return _App(
+        posts,
+        others,
+        metrics,
+        {route.endpoint: route.path for route in routes if isinstance(route, Route)},
+        access=None if keys is None else HttpAccess(keys, config),
+        cors=Cors(config.cors_origins) if config.cors_origins else None,
+    )
 
 
 class _App:
     """The busy routes go past Starlette, whose wrappers would run once for each event of a stream."""
 
     def __init__(
-        self, posts: Mapping[str, ASGIApp], others: ASGIApp, metrics: HttpMetrics, paths: Mapping[object, str]
+        self,
+        posts: Mapping[str, ASGIApp],
+        others: ASGIApp,
+        metrics: HttpMetrics,
+        paths: Mapping[object, str],
+        *,
+        access: HttpAccess | None,
+        cors: Cors | None,
     ) -> None:
         self._posts = posts
         self._others = others
         self._metrics = metrics
         self._paths = paths  # by endpoint
+        self._access = access
+        self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        post = self._posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if post is not None:
-            await post(scope, receive, send)
-            return
         if scope["type"] != "http":
             await self._others(scope, receive, send)
             return
+        if self._cors is not None and await self._cors.answer_preflight(scope, send):
+            return
+        if self._access is not None and (error := self._access.refusal(scope)) is not None:
+            status = await self._access.refuse(error, scope, receive, send)
+            self._metrics.count(scope["path"] if scope["path"] in self._posts else OTHER_PATH, status)
+            return
+        post = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        if post is not None:
+            await post(scope, receive, send)
+        else:
+            await self._serve_other(scope, receive, send)
+
+    async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = CLIENT_CLOSED
 
         async def note_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *scope.get(EXTRA_HEADERS, ())]
             await send(message)
 
         try:
@@ -92,7 +129,7 @@ class _App:
 
 async def _on_serving_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
-    return _response(error)
+    return _response(request, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -109,16 +146,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         case status:
             phrase = http.HTTPStatus(status).phrase
             told = ServingError(ErrorKind.INTERNAL, f"{where}: {phrase}")
-    response = _response(told)
+    response = _response(request, told)
     response.headers.update(error.headers or {})
     return response
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     """Starlette raises the error again, so that the server logs it."""
-    return _response(INTERNAL_ERROR)
+    return _response(request, INTERNAL_ERROR)
 
 
-def _response(error: ServingError) -> Response:
+def _response(request: Request, error: ServingError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return Response(error_body(error), http_status(error), headers, media_type="application/json")
+    return Response(error_form(request.url.path)(error), http_status(error), headers, media_type="application/json")

@@ -1,17 +1,15 @@
 """/v1/chat/completions"""
 
 import time
-from collections.abc import Mapping
 
 import msgspec
 
 from master.edge.answer import Answer
 from master.edge.body import decode_body
 from master.edge.chat_answer import ChatResponse, ChatStream
+from master.edge.chat_requests import ChatRequests
 from master.edge.chat_types import ChatBody
-from master.edge.prompt_ids import encode_chat
-from master.errors import ServingError
-from master.request import GenerationRequest, RequestOptions
+from master.parsing.choose import ParserChoice
 from master.service import Service
 
 PATH = "/v1/chat/completions"
@@ -20,8 +18,9 @@ PATH = "/v1/chat/completions"
 class ChatReader:
     """Makes an Answer out of a body."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, parsers: ParserChoice) -> None:
         self._service = service
+        self._requests = ChatRequests(service, parsers)
         self._decoder = msgspec.json.Decoder(ChatBody)
 
     async def __call__(self, body_bytes: bytes) -> Answer:
@@ -29,7 +28,8 @@ class ChatReader:
         body = decode_body(body_bytes, self._decoder)
         self._service.resolve_model(body.model)
         body.check_stream_fields()
-        body.check_tool_fields()
+        body.check_supported()
+        tools = body.tool_use()
         has_new_name = body.max_completion_tokens is not None
         options = body.to_options(
             n=body.n,
@@ -40,23 +40,6 @@ class ChatReader:
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if has_new_name:
             names["max_tokens"] = "max_completion_tokens"
-        prompt_ids = await encode_chat(self._service, body, len(body_bytes))
-        request = _build(self._service, prompt_ids, options, names)
+        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=names)
         form = ChatStream if body.stream else ChatResponse
-        return form(body, request, int(time.time()), self._service.tokenizer)
-
-
-def _build(
-    service: Service, prompt_ids: list[int], options: RequestOptions, names: Mapping[str, str]
-) -> GenerationRequest:
-    """Errors name the field as the client wrote it."""
-    try:
-        return service.build_request(prompt_ids, options)
-    except ServingError as error:
-        name = names.get(error.field or "")
-        if name is None:
-            raise
-        message = error.message.replace(error.field or "", name, 1)
-        raise ServingError(
-            error.kind, message, field=name, code=error.code, retry_after_s=error.retry_after_s
-        ) from error
+        return form(body, chat, int(time.time()), self._service.tokenizer)

@@ -4,14 +4,20 @@ A stream's events are put together from bytes, since one is made for each token.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from master.edge import sse
+from master.edge.chat_message import ChatMessage, delta_members
+from master.edge.chat_requests import ChatRequest
 from master.edge.chat_types import ChatBody
 from master.edge.collected_choice import CollectedChoice
+from master.edge.error_response import error_body
 from master.edge.finish import finish_members
 from master.edge.json_object import NULL, encode, members
 from master.edge.logprobs import ChatLogprobs, prompt_logprobs
 from master.edge.stream_frame import StreamFrame
 from master.edge.tally import Tally
+from master.errors import ServingError
 from master.output import ChoiceDelta, GenerationOutput
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
@@ -21,11 +27,11 @@ from protos.messages import TokenLogprobs
 class ChatStream:
     """`chat.completion.chunk` events, one for each choice of an output."""
 
-    is_stream = True
-
-    def __init__(self, body: ChatBody, request: GenerationRequest, created: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: ChatBody, chat: ChatRequest, created: int, tokenizer: Tokenizer) -> None:
+        request = chat.request
         self.id = f"chatcmpl-{request.id}"
         self.requests: Sequence[GenerationRequest] = (request,)
+        self._readers = chat.readers
         self._tally = Tally(self.requests)
         self._frame = StreamFrame(
             body, self._tally, answer_id=self.id, kind="chat.completion.chunk", created=created, model=request.model
@@ -41,20 +47,24 @@ class ChatStream:
 
     def end(self) -> bytes:
         self._tally.require_complete()
-        return self._frame.end()
+        return self._frame.end(sum(reader.num_reasoning_tokens for reader in self._readers))
+
+    def fail(self, error: ServingError) -> bytes:
+        return sse.event(error_body(error))
 
     def _event(self, delta: ChoiceDelta) -> bytes:
         is_first = delta.index not in self._opened
-        has_news = delta.text or delta.finish_reason or (self._shows_every_token and delta.token_ids)
+        read = self._readers[delta.index].read(delta)
+        has_news = read.events or delta.finish_reason or (self._shows_every_token and delta.token_ids)
         if not (has_news or is_first):
-            return b""  # tokens whose text is yet to come
+            return b""  # tokens that mean nothing yet
         self._opened.add(delta.index)
-        choice = b'{"index":%d,"delta":{%s"content":%s},"logprobs":%s,%s%s}' % (
+        choice = b'{"index":%d,"delta":{%s%s},"logprobs":%s,%s%s}' % (
             delta.index,
             b'"role":"assistant",' if is_first else b"",
-            encode(delta.text),
+            delta_members(read.events),
             self._logprobs_of(delta),
-            finish_members(delta.finish_reason, delta.matched_stop),
+            finish_members(read.finish_reason, delta.matched_stop),
             b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b"",
         )
         shows_prompt = is_first and self._returns_ids
@@ -71,23 +81,26 @@ class ChatStream:
 class ChatResponse:
     """One `chat.completion`."""
 
-    is_stream = False
-
-    def __init__(self, body: ChatBody, request: GenerationRequest, created: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: ChatBody, chat: ChatRequest, created: int, tokenizer: Tokenizer) -> None:
+        request = chat.request
         self.id = f"chatcmpl-{request.id}"
         self.requests: Sequence[GenerationRequest] = (request,)
+        self._readers = chat.readers
         self._body = body
         self._created = created
         self._tokenizer = tokenizer
         self._tally = Tally(self.requests)
         self._choices = [CollectedChoice() for _ in range(request.n)]
+        self._messages = [ChatMessage() for _ in range(request.n)]
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         self._tally.add(prompt, output)
         self._prompt_logprobs += output.prompt_logprobs
         for delta in output.choices:
-            self._choices[delta.index].add(delta)
+            read = self._readers[delta.index].read(delta)
+            self._choices[delta.index].add(replace(delta, finish_reason=read.finish_reason))
+            self._messages[delta.index].add(read.events)
         return b""
 
     def end(self) -> bytes:
@@ -107,7 +120,7 @@ class ChatResponse:
             created=b"%d" % self._created,
             model=encode(request.model),
             choices=b"[%s]" % b",".join(self._choice(index, choice) for index, choice in enumerate(self._choices)),
-            usage=self._tally.usage(),
+            usage=self._tally.usage(sum(reader.num_reasoning_tokens for reader in self._readers)),
             **extensions,
         )
 
@@ -118,7 +131,7 @@ class ChatResponse:
             logprobs = {"content": content, "refusal": None}
         return b'{"index":%d,"message":%s,"logprobs":%s,%s%s}' % (
             index,
-            encode({"role": "assistant", "content": choice.text, "refusal": None}),
+            encode(self._messages[index].whole()),
             encode(logprobs),
             finish_members(choice.finish_reason, choice.matched_stop),
             b',"token_ids":' + encode(choice.token_ids) if self._body.return_token_ids else b"",

@@ -2,11 +2,11 @@
 
 import msgspec
 
+from master.edge.conversation import template_kwargs
 from master.edge.nesting import check_nesting
 from master.edge.sampling_fields import SamplingFields
+from master.edge.tool_use import ToolUse, read_tool_use
 from master.errors import invalid
-
-RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -50,8 +50,15 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tool_choice: str | dict[str, object] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
     functions: list[object] | None = None
     function_call: object = None
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.modalities and self.modalities != ["text"]:
+            raise invalid("modalities", f"modalities is {self.modalities!r:.100}; this model answers with text only")
 
     def template_messages(self) -> list[dict[str, object]]:
         """As the chat template takes them. Raises ServingError naming the message that is wrong."""
@@ -59,31 +66,27 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
             raise invalid("messages", "messages is empty; a chat needs at least one message")
         return [_template_message(f"messages[{index}]", message) for index, message in enumerate(self.messages)]
 
-    def template_tools(self) -> list[dict[str, object]] | None:
-        """Raises ServingError naming the tool that is wrong."""
-        for index, tool in enumerate(self.tools or ()):
-            match tool:
-                case {"type": "function", "function": {"name": str()}}:
-                    check_nesting(f"tools[{index}]", tool)
-                case {"type": str(kind)} if kind != "function":
-                    raise invalid(f"tools[{index}].type", f"tools[{index}].type is {kind[:100]!r}; it must be function")
-                case _:
-                    raise invalid(f"tools[{index}]", f"tools[{index}] has no type function, or no function.name")
-        return self.tools or None
+    def tool_use(self) -> ToolUse:
+        """Raises ServingError naming what is wrong, and for the old functions."""
+        if self.functions or self.function_call not in (None, "none", "auto"):
+            raise invalid("functions", "functions and function_call are not supported; use tools and tool_choice")
+        return read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def template_kwargs(self) -> dict[str, object]:
         """Raises ServingError for a name that has a field of its own."""
-        kwargs = dict(self.chat_template_kwargs or {})
-        for name in RESERVED_KWARGS & kwargs.keys():
-            raise invalid("chat_template_kwargs", f"chat_template_kwargs has {name}, which has a field of its own")
-        check_nesting("chat_template_kwargs", kwargs)
-        if self.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", self.reasoning_effort)
-        return kwargs
+        return template_kwargs(self.chat_template_kwargs, reasoning_effort=self.reasoning_effort)
 
     @property
     def adds_generation_prompt(self) -> bool:
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+    @property
+    def continues_final_message(self) -> bool:
+        return bool(self.continue_final_message)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        return bool(self.add_special_tokens)
 
     def num_logprobs(self) -> int | None:
         """Raises ServingError for top_logprobs without logprobs."""
@@ -92,14 +95,6 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
         if self.top_logprobs:
             raise invalid("top_logprobs", f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true")
         return None
-
-    def check_tool_fields(self) -> None:
-        """Raises ServingError for what can't be served: calls that are required, and the old functions."""
-        if self.functions or self.function_call not in (None, "none", "auto"):
-            raise invalid("functions", "functions and function_call are not supported; use tools and tool_choice")
-        if self.tool_choice not in (None, "none", "auto"):
-            shown = self.tool_choice if isinstance(self.tool_choice, str) else "a named function"
-            raise invalid("tool_choice", f"tool_choice is {shown[:100]}; not supported yet, only none and auto are")
 
 
 def _template_message(where: str, message: ChatMessage) -> dict[str, object]:

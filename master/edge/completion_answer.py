@@ -5,14 +5,17 @@ Choices are numbered through all prompts: prompt * n + sample.
 
 from collections.abc import Sequence
 
+from master.edge import sse
 from master.edge.collected_choice import CollectedChoice
 from master.edge.completion_prompt import CompletionPrompt
 from master.edge.completion_types import CompletionBody
+from master.edge.error_response import error_body
 from master.edge.finish import finish_members
 from master.edge.json_object import NULL, encode, members
 from master.edge.logprobs import CompletionLogprobs, CompletionLogprobsWriter, prompt_logprobs
 from master.edge.stream_frame import StreamFrame
 from master.edge.tally import Tally
+from master.errors import ServingError
 from master.output import ChoiceDelta, GenerationOutput
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
@@ -21,8 +24,6 @@ from protos.messages import TokenLogprobs
 
 class CompletionStream:
     """`text_completion` events, one for each choice of an output. An echoed prompt is in its choice's first."""
-
-    is_stream = True
 
     def __init__(
         self,
@@ -55,6 +56,9 @@ class CompletionStream:
     def end(self) -> bytes:
         self._tally.require_complete()
         return self._frame.end()
+
+    def fail(self, error: ServingError) -> bytes:
+        return sse.event(error_body(error))
 
     def _event(self, prompt: int, delta: ChoiceDelta) -> bytes:
         index = self._tally.index(prompt, delta.index)
@@ -93,8 +97,6 @@ class CompletionStream:
 class CompletionResponse:
     """One `text_completion`; of best_of samples the n with the best mean log-probability."""
 
-    is_stream = False
-
     def __init__(
         self, body: CompletionBody, prompts: Sequence[CompletionPrompt], created: int, tokenizer: Tokenizer
     ) -> None:
@@ -127,7 +129,7 @@ class CompletionResponse:
             created=b"%d" % self._created,
             model=encode(self.requests[0].model),
             choices=b"[%s]" % b",".join(choices),
-            usage=self._tally.usage(),
+            usage=self._tally.usage(None),
             **({"timeline": self._tally.timeline()} if self._body.timeline else {}),
         )
 

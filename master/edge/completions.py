@@ -28,6 +28,7 @@ class CompletionReader:
         body = decode_body(body_bytes, self._decoder)
         model = self._service.resolve_model(body.model)
         body.check_stream_fields()
+        body.check_supported()
         if body.suffix:
             raise invalid("suffix", "suffix is set; inserting text is not supported")
         prompts = body.prompts()
@@ -56,7 +57,7 @@ class CompletionReader:
         if body.echo and body.logprobs is not None:
             prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
         options = body.to_options(n=n, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-        request = self._service.build_request(ids, options)
+        request = await self._service.build_request(ids, options)
         text = ""
         if body.echo:
             text = prompt if isinstance(prompt, str) else tokenizer.decode(ids, request.skip_special_tokens)

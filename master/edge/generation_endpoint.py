@@ -10,13 +10,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
-from master.edge.answer import Answer
+from master.edge.answer import Answer, StreamedAnswer
 from master.edge.body import read_or_refuse
 from master.edge.client_gone import ClientGone, raise_when_gone, until_gone
-from master.edge.error_response import INTERNAL_ERROR
+from master.edge.error_response import INTERNAL_ERROR, ErrorBody, error_body
 from master.edge.http_config import HttpConfig
 from master.edge.http_metrics import CLIENT_CLOSED, HttpMetrics, RequestTimer
 from master.edge.merged_outputs import merged_outputs
@@ -35,15 +36,17 @@ class GenerationEndpoint:
         service: Service,
         config: HttpConfig,
         metrics: HttpMetrics,
+        error_body: ErrorBody = error_body,
     ) -> None:
         self._path = path
         self._read = read
         self._service = service
         self._config = config
         self._metrics = metrics
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope, send, self._config.slow_reader_timeout_s)
+        reply = Reply(scope, send, self._config.slow_reader_timeout_s, self._error_body)
         timer = self._metrics.timer(self._path)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -64,37 +67,45 @@ class GenerationEndpoint:
             timer.end(reply.final_status or CLIENT_CLOSED)
 
     async def _answer(self, body: bytes, reply: Reply, timer: RequestTimer) -> None:
-        answer_id = "-"
+        answer: Answer | None = None
         try:
             answer = await self._read(body)
-            answer_id = answer.id
-            reply.name(answer_id)
+            reply.name(answer.id)
             await self._serve(answer, reply, timer)
         except ServingError as error:
             if error.kind is ErrorKind.INTERNAL:
-                logger.error("%s: %s", answer_id, error.message)
-            await reply.fail(error)
+                logger.error("%s: %s", answer.id if answer else "-", error.message)
+            await _fail(answer, reply, error)
         except SlowReader:
             raise
         except Exception:
-            logger.exception("%s: a bug in serving %s", answer_id, self._path)
-            await reply.fail(INTERNAL_ERROR)
+            logger.exception("%s: a bug in serving %s", answer.id if answer else "-", self._path)
+            await _fail(answer, reply, INTERNAL_ERROR)
 
     async def _serve(self, answer: Answer, reply: Reply, timer: RequestTimer) -> None:
-        generators = [self._service.generate(request) for request in answer.requests]
+        is_stream = isinstance(answer, StreamedAnswer)
+        requests = [replace(request, answer_id=answer.id) for request in answer.requests]
+        generators = [self._service.generate(request) for request in requests]
         async with aclosing(merged_outputs(generators)) as outputs:
             async for prompt, output in outputs:
                 timer.output(output)
                 # may find that the output is a failure: before the headers say 200
                 events = answer.add(prompt, output)
-                if not answer.is_stream:
+                if not is_stream:
                     continue
                 if reply.status is None:
                     await reply.start_stream()
                 if events:
                     await reply.write(events)
         last = answer.end()
-        if answer.is_stream and reply.status is not None:
+        if reply.status is not None:
             await reply.end_stream(last)
         else:
             await reply.whole(200, last)
+
+
+async def _fail(answer: Answer | None, reply: Reply, error: ServingError) -> None:
+    if isinstance(answer, StreamedAnswer) and reply.status is not None:
+        await reply.end_stream(answer.fail(error))
+    else:
+        await reply.fail(error)

@@ -3,6 +3,7 @@
 import msgspec
 
 from master.edge.nesting import check_nesting
+from master.edge.unsupported_fields import UnsupportedFields
 from master.errors import invalid
 from protos.messages import Grammar, GrammarKind
 
@@ -29,7 +30,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     json_object: bool | None = None
 
 
-class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarFields(UnsupportedFields, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, object] | None = None
     guided_regex: str | None = None
@@ -37,11 +38,11 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    def grammar(self) -> Grammar | None:
-        """Raises ServingError if the schema is no JSON, or if more than one field asks for something."""
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """(field that asks, what for). Raises ServingError if the schema is no JSON, or if more than one field asks."""
         wanted = self.structured_outputs or StructuredOutputs()
         grammars = {
-            "response_format": _of_format(self.response_format),
+            "response_format": grammar_of_format("response_format", self.response_format),
             "guided_json": _of_schema("guided_json", self.guided_json),
             "guided_regex": _of_text(GrammarKind.REGEX, self.guided_regex),
             "guided_choice": _of_choices("guided_choice", self.guided_choice),
@@ -56,10 +57,11 @@ class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
         if len(asked) > 1:
             fields = list(asked)
             raise invalid(fields[1], f"{' and '.join(fields)} are set; only one of them can be")
-        return next(iter(asked.values()), None)
+        return next(iter(asked.items()), None)
 
 
-def _of_format(response_format: ResponseFormat | None) -> Grammar | None:
+def grammar_of_format(field: str, response_format: ResponseFormat | None) -> Grammar | None:
+    """None if any text will do. `field` is what the client calls it. Raises ServingError."""
     if response_format is None:
         return None
     match response_format.type:
@@ -70,12 +72,9 @@ def _of_format(response_format: ResponseFormat | None) -> Grammar | None:
         case "json_schema":
             asked = response_format.json_schema
             if asked is None or asked.schema is None:
-                raise invalid("response_format", "response_format.json_schema.schema is missing")
-            return _of_schema("response_format.json_schema.schema", asked.schema)
-    raise invalid(
-        "response_format",
-        f"response_format.type is {response_format.type[:100]!r}; it must be text, json_object or json_schema",
-    )
+                raise invalid(field, f"{field} has no schema")
+            return _of_schema(field, asked.schema)
+    raise invalid(field, f"{field}.type is {response_format.type[:100]!r}; it must be text, json_object or json_schema")
 
 
 def _of_schema(field: str, schema: str | dict[str, object] | None) -> Grammar | None:

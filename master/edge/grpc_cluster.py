@@ -1,4 +1,4 @@
-"""The Cluster service: the instances as this master sees them."""
+"""The Cluster service: the instances as this master sees them, and what they can be told."""
 
 from master.edge.grpc_status import Context, answering
 from master.service import InstanceView, Service
@@ -16,6 +16,11 @@ class Cluster(ClusterServicer):
             reason = self._service.not_ready_reason()
             instances = [_encode_instance(view) for view in self._service.instances()]
             return wire.ListInstancesResponse(instances=instances, is_ready=reason is None, not_ready_reason=reason)
+
+    async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainResponse:
+        async with answering(context):
+            await self._service.drain_instance(request.name)
+            return wire.DrainResponse()
 
 
 def _encode_instance(view: InstanceView) -> wire.Instance:

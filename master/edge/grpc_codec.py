@@ -23,9 +23,7 @@ def decode_options(message: wire.GenerationOptions, time_limit_s: float | None) 
     """
     sampling = message.sampling
     if sampling.bad_words_ids:
-        raise invalid("bad_words_ids", "bad_words_ids is only understood between master and workers")
-    if sampling.HasField("prompt_logprobs"):
-        raise invalid("prompt_logprobs", "prompt_logprobs has no place in this API's responses; use the HTTP API")
+        raise invalid("bad_words_ids", "bad_words_ids is only understood between master and workers; use bad_words")
     return RequestOptions(
         model=message.model or None,
         n=message.n if message.HasField("n") else None,
@@ -41,11 +39,13 @@ def decode_options(message: wire.GenerationOptions, time_limit_s: float | None) 
         logit_bias=dict(sampling.logit_bias) or None,
         seed=sampling.seed if sampling.HasField("seed") else None,
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         stop=tuple(message.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         include_stop=message.include_stop_str_in_output,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        bad_words=tuple(message.bad_words),
         grammar=_decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
         priority=message.priority or None,
         cache_salt=message.cache_salt or None,
@@ -106,6 +106,7 @@ def encode_output(output: GenerationOutput, request_id: str, model: str, created
         choices=[_encode_choice(choice) for choice in output.choices],
         usage=_encode_usage(output.usage) if output.usage else None,
         timeline=_encode_timeline(output.timeline) if output.timeline else None,
+        prompt_logprobs=encode_logprobs(output.prompt_logprobs),
     )
 
 

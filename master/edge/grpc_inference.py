@@ -33,11 +33,16 @@ class Inference(InferenceServicer):
             await self._stream(await chat_prompt(self._service, request), request.options, context)
 
     async def _stream(self, prompt_ids: list[int], options: wire.GenerationOptions, context: Context) -> None:
-        request = self._service.build_request(prompt_ids, decode_options(options, _time_limit_s(context)))
+        request = await self._service.build_request(prompt_ids, decode_options(options, _time_limit_s(context)))
         created = int(time.time())
         async with aclosing(self._service.generate(request)) as outputs:
             async for output in outputs:
                 await context.write(encode_output(output, request.id, request.model, created))
+
+    async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
+        async with answering(context):
+            await self._service.cancel(request.id)
+            return wire.CancelResponse()
 
     async def Tokenize(self, request: wire.TokenizeRequest, context: Context) -> wire.TokenizeResponse:
         async with answering(context):

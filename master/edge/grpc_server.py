@@ -14,7 +14,9 @@ from master.service import Service
 from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import add_ClusterServicer_to_server
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
+from serving.grpc_guard import GrpcGuard
 from serving.grpc_health import Health
+from serving.keys import Keys
 
 MESSAGE_LIMIT_BYTES = 64 * 2**20
 
@@ -46,19 +48,25 @@ class GrpcServer:
         port: int,
         *,
         credentials: grpc.ServerCredentials | None = None,
+        keys: Keys | None = None,
         health_interval_s: float = 0.5,
     ) -> None:
-        """Port 0 takes a free one. `health_interval_s` is how often watchers of the health service are looked after."""
+        """Port 0 takes a free one. With `keys` all but health and reflection needs one of them.
+
+        `health_interval_s` is how often watchers of the health service are looked after.
+        """
         self._service = service
         self._wanted = Address(host, port)
         self._credentials = credentials
+        self._keys = keys
         self._health = Health(service.not_ready_reason, (INFERENCE_NAME, CLUSTER_NAME), health_interval_s)
         self._server: grpc.aio.Server | None = None
         self._address: Address | None = None
 
     async def start(self) -> None:
         """Raises OSError saying which address could not be bound and why."""
-        server = grpc.aio.server(options=OPTIONS)
+        guards = [] if self._keys is None else [GrpcGuard(self._keys, "API key")]
+        server = grpc.aio.server(interceptors=guards, options=OPTIONS)
         add_InferenceServicer_to_server(Inference(self._service), server)
         add_ClusterServicer_to_server(Cluster(self._service), server)
         add_HealthServicer_to_server(self._health, server)

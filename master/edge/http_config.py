@@ -1,6 +1,8 @@
 """How the HTTP edge behaves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from master.parsing.choose import ParserChoice
 
 MEBIBYTE = 2**20
 
@@ -10,3 +12,5 @@ class HttpConfig:
     max_body_bytes: int = 32 * MEBIBYTE
     body_timeout_s: float = 60.0  # until a request's body is whole
     slow_reader_timeout_s: float = 60.0  # until a client that takes nothing of its answer is cut
+    parsers: ParserChoice = field(default_factory=ParserChoice)  # of what the served model writes
+    cors_origins: tuple[str, ...] = ()  # of web pages that may read answers

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from master.edge.body import read_or_refuse
 from master.edge.client_gone import ClientGone, until_gone
-from master.edge.error_response import INTERNAL_ERROR
+from master.edge.error_response import INTERNAL_ERROR, ErrorBody, error_body
 from master.edge.http_config import HttpConfig
 from master.edge.http_metrics import CLIENT_CLOSED, HttpMetrics
 from master.edge.reply import Reply, SlowReader
@@ -20,15 +20,21 @@ class JsonEndpoint:
     """An ASGI application around `answer`, which turns the body's JSON into the answer's and raises ServingError."""
 
     def __init__(
-        self, path: str, answer: Callable[[bytes], Awaitable[bytes]], config: HttpConfig, metrics: HttpMetrics
+        self,
+        path: str,
+        answer: Callable[[bytes], Awaitable[bytes]],
+        config: HttpConfig,
+        metrics: HttpMetrics,
+        error_body: ErrorBody = error_body,
     ) -> None:
         self._path = path
         self._answer = answer
         self._config = config
         self._metrics = metrics
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope, send, self._config.slow_reader_timeout_s)
+        reply = Reply(scope, send, self._config.slow_reader_timeout_s, self._error_body)
         try:
             body = await read_or_refuse(scope, receive, self._config, reply)
             if body is not None:

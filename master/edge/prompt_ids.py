@@ -2,7 +2,8 @@
 
 import asyncio
 
-from master.edge.chat_types import ChatBody
+from master.edge.conversation import Conversation
+from master.edge.tool_use import Tools
 from master.errors import invalid
 from master.service import Service
 
@@ -17,14 +18,16 @@ async def encode_text(service: Service, field: str, text: str, add_special_token
     return _encode(service, field, text, add_special_tokens)
 
 
-async def encode_chat(service: Service, body: ChatBody, num_body_bytes: int) -> list[int]:
+async def encode_chat(
+    service: Service, conversation: Conversation, tools: Tools | None, num_body_bytes: int
+) -> list[int]:
     """By the model's chat template, which writes special tokens itself.
 
     Raises ServingError naming the message that is wrong, or with the template's own text.
     """
     if num_body_bytes > MAX_CHARACTERS_IN_LOOP:
-        return await asyncio.to_thread(_encode_chat, service, body)
-    return _encode_chat(service, body)
+        return await asyncio.to_thread(_encode_chat, service, conversation, tools)
+    return _encode_chat(service, conversation, tools)
 
 
 def _encode(service: Service, field: str, text: str, add_special_tokens: bool) -> list[int]:
@@ -34,16 +37,16 @@ def _encode(service: Service, field: str, text: str, add_special_tokens: bool) -
         raise invalid(field, f"{field}: {error}") from error
 
 
-def _encode_chat(service: Service, body: ChatBody) -> list[int]:
-    messages, tools, kwargs = body.template_messages(), body.template_tools(), body.template_kwargs()
+def _encode_chat(service: Service, conversation: Conversation, tools: Tools | None) -> list[int]:
+    messages, kwargs = conversation.template_messages(), conversation.template_kwargs()
     try:
         text = service.chat_template.render(
             messages,
             tools,
-            body.adds_generation_prompt,
-            bool(body.continue_final_message),
+            conversation.adds_generation_prompt,
+            conversation.continues_final_message,
             kwargs,
         )
     except ValueError as error:  # TemplateError
         raise invalid("messages", str(error)) from error
-    return _encode(service, "messages", text, bool(body.add_special_tokens))
+    return _encode(service, "messages", text, conversation.adds_special_tokens)

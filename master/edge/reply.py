@@ -1,7 +1,7 @@
 """One HTTP response: a whole body, or a stream of server-sent events.
 
 Life: nothing sent → headers and a whole body; or headers → events → last events. An error becomes a whole response
-as long as nothing has been sent, and the stream's last event afterwards.
+as long as nothing has been sent, and the stream's last events afterwards.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from starlette.types import Message, Receive, Scope, Send
 
 from master.edge import sse
-from master.edge.error_response import error_body, error_headers, http_status
+from master.edge.cors import EXTRA_HEADERS
+from master.edge.error_response import ErrorBody, error_headers, http_status
 from master.errors import ServingError
 
 REQUEST_ID_HEADER = b"x-request-id"
@@ -28,10 +29,11 @@ class SlowReader(Exception):
 
 
 class Reply:
-    def __init__(self, scope: Scope, send: Send, slow_reader_timeout_s: float) -> None:
+    def __init__(self, scope: Scope, send: Send, slow_reader_timeout_s: float, error_body: ErrorBody) -> None:
         self._scope = scope
         self._send = send
         self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._error_body = error_body
         self._request_id = _client_request_id(scope)
         self.status: int | None = None  # once headers are sent
         self.is_complete = False
@@ -62,15 +64,12 @@ class Reply:
         await self._end(json_text)
 
     async def fail(self, error: ServingError) -> None:
-        """Raises SlowReader."""
-        if self.status is None:
-            await self.whole(http_status(error), error_body(error), error_headers(error))
-        else:
-            await self._end(sse.event(error_body(error)))
+        """For as long as nothing has been sent; a stream ends with events of its own. Raises SlowReader."""
+        await self.whole(http_status(error), self._error_body(error), error_headers(error))
 
     async def refuse_body(self, error: ServingError, receive: Receive) -> None:
         """`fail` for a request whose body has not been read to its end; closes the connection. Raises SlowReader."""
-        body = error_body(error)
+        body = self._error_body(error)
         length = (b"content-length", b"%d" % len(body))
         headers = [JSON_HEADER, length, (b"connection", b"close"), *error_headers(error)]
         await self._start(http_status(error), headers)
@@ -91,8 +90,9 @@ class Reply:
 
     async def _start(self, status: int, headers: Sequence[Header]) -> None:
         identity = [(REQUEST_ID_HEADER, self._request_id)] if self._request_id is not None else []
+        extra: Sequence[Header] = self._scope.get(EXTRA_HEADERS, ())
         self.status = status
-        await self._put({"type": "http.response.start", "status": status, "headers": [*headers, *identity]})
+        await self._put({"type": "http.response.start", "status": status, "headers": [*headers, *identity, *extra]})
 
     async def _end(self, body: bytes) -> None:
         self.is_complete = True

@@ -67,6 +67,7 @@ class SamplingFields(GrammarFields, frozen=True, kw_only=True):
         self, *, n: int | None, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> RequestOptions:
         """What the two endpoints read differently is given. Raises ServingError for a bad grammar."""
+        grammar_field, grammar = self.grammar() or ("grammar", None)
         return RequestOptions(
             model=self.model,
             n=n,
@@ -89,7 +90,8 @@ class SamplingFields(GrammarFields, frozen=True, kw_only=True):
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             bad_words=self.bad_words or (),
-            grammar=self.grammar(),
+            grammar=grammar,
+            grammar_field=grammar_field,
             priority=self.priority,
             cache_salt=self.cache_salt,
         )

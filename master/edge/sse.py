@@ -14,3 +14,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(json_text: bytes) -> bytes:
     return b"data: " + json_text + b"\n\n"
+
+
+def named_event(name: str, json_text: bytes) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode("ascii"), json_text)

@@ -24,11 +24,11 @@ class StreamFrame:
             return b'%s%s],"usage":%s%s}\n\n' % (self._head, choice, self._tally.usage_so_far(), more)
         return self._head + choice + (b"]" + more + self._plain_tail[1:] if more else self._plain_tail)
 
-    def end(self) -> bytes:
+    def end(self, num_reasoning_tokens: int | None = None) -> bytes:
         """A chunk without choices, if usage or timeline was asked for, and the end of the stream."""
         last: dict[str, bytes] = {}
         if self._body.includes_usage:
-            last["usage"] = self._tally.usage()
+            last["usage"] = self._tally.usage(num_reasoning_tokens)
         if self._body.timeline:
             last["timeline"] = self._tally.timeline()
         return (b"%s],%s}\n\n" % (self._head, members(**last)) if last else b"") + sse.DONE

@@ -51,29 +51,33 @@ class Tally:
             )
 
     def usage_so_far(self) -> bytes:
-        return _usage(Usage(self._prompt_tokens, self._streamed_tokens, 0), has_details=False)
+        return msgspec.json.encode(_counts(Usage(self._prompt_tokens, self._streamed_tokens, 0)))
 
-    def usage(self) -> bytes:
-        """OpenAI's usage object, of all prompts together."""
+    def total(self) -> Usage:
+        """Of all prompts together."""
         final = self._final
-        total = Usage(
+        return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in final),
             completion_tokens=sum(usage.completion_tokens for usage in final),
             cached_tokens=sum(usage.cached_tokens for usage in final),
         )
-        return _usage(total, has_details=True)
+
+    def usage(self, num_reasoning_tokens: int | None) -> bytes:
+        """OpenAI's usage object; None where reasoning is not told apart."""
+        total = self.total()
+        counts = _counts(total) | {"prompt_tokens_details": {"cached_tokens": total.cached_tokens}}
+        if num_reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return msgspec.json.encode(counts)
 
     def timeline(self) -> bytes:
         """Of the prompt that ended last."""
         return msgspec.json.encode(self._timeline)
 
 
-def _usage(usage: Usage, has_details: bool) -> bytes:
-    counts: dict[str, object] = {
+def _counts(usage: Usage) -> dict[str, object]:
+    return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-    if has_details:
-        counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    return msgspec.json.encode(counts)

@@ -36,7 +36,7 @@ class Tokenize:
         if body.prompt is not None:
             ids = await encode_text(self._service, "prompt", body.prompt, body.add_special_tokens is not False)
         else:
-            ids = await encode_chat(self._service, body, len(body_bytes))
+            ids = await encode_chat(self._service, body, body.tool_use().template_tools, len(body_bytes))
         answer: dict[str, object] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context}
         if body.return_token_strs:
             tokenizer = self._service.tokenizer

@@ -65,6 +65,12 @@ class ChatTemplate:
     def can_render(self) -> bool:
         return _DEFAULT in self._templates
 
+    @property
+    def source(self) -> str | None:
+        """The template that chats with tools go through; None where there is none."""
+        template = self._templates.get(_TOOL_USE, self._templates.get(_DEFAULT))
+        return None if template is None else template.source
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -114,6 +120,7 @@ class ChatTemplate:
 
 class _Compiled:
     def __init__(self, environment: TemplateEnvironment, name: str, source: str) -> None:
+        self.source = source
         try:
             self.content_form: ContentForm = content_form(environment.parse(source))
             self.compiled: jinja2.Template = environment.from_string(source)

@@ -1,0 +1,24 @@
+"""/v1/messages/count_tokens"""
+
+import msgspec
+
+from master.edge.body import decode_body
+from master.edge.json_object import encode
+from master.edge.messages.body import CountTokensBody
+from master.edge.prompt_ids import encode_chat
+from master.service import Service
+
+PATH = "/v1/messages/count_tokens"
+
+
+class CountTokens:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._decoder = msgspec.json.Decoder(CountTokensBody)
+
+    async def __call__(self, body_bytes: bytes) -> bytes:
+        """`{"input_tokens"}`: exactly those that /v1/messages would compute. Raises ServingError."""
+        body = decode_body(body_bytes, self._decoder)
+        self._service.resolve_model(body.model)
+        ids = await encode_chat(self._service, body, body.tool_use().template_tools, len(body_bytes))
+        return encode({"input_tokens": len(ids)})

@@ -1,0 +1,30 @@
+"""/v1/messages"""
+
+import msgspec
+
+from master.edge.answer import Answer
+from master.edge.body import decode_body
+from master.edge.chat_requests import ChatRequests
+from master.edge.messages.answer import MessageStream, MessageWhole
+from master.edge.messages.body import FIELD_NAMES, MessagesBody
+from master.parsing.choose import ParserChoice
+from master.service import Service
+
+PATH = "/v1/messages"
+
+
+class MessagesReader:
+    """Makes an Answer out of a body."""
+
+    def __init__(self, service: Service, parsers: ParserChoice) -> None:
+        self._service = service
+        self._requests = ChatRequests(service, parsers)
+        self._decoder = msgspec.json.Decoder(MessagesBody)
+
+    async def __call__(self, body_bytes: bytes) -> Answer:
+        """Raises ServingError for whatever is wrong."""
+        body = decode_body(body_bytes, self._decoder)
+        self._service.resolve_model(body.model)
+        tools, options = body.tool_use(), body.options()
+        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=FIELD_NAMES)
+        return MessageStream(chat) if body.stream else MessageWhole(chat)

@@ -1,0 +1,40 @@
+"""The POSTs of all APIs, by path."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp
+
+from master.edge import chat, completions, embeddings
+from master.edge.answer import Answer
+from master.edge.error_forms import error_form
+from master.edge.generation_endpoint import GenerationEndpoint
+from master.edge.http_config import HttpConfig
+from master.edge.http_metrics import HttpMetrics
+from master.edge.json_endpoint import JsonEndpoint
+from master.edge.messages import count_tokens
+from master.edge.messages import reader as messages
+from master.edge.responses import reader as responses
+from master.edge.tokenize import Detokenize, Tokenize
+from master.service import Service
+
+
+def post_routes(service: Service, config: HttpConfig, metrics: HttpMetrics) -> dict[str, ASGIApp]:
+    parsers = config.parsers
+    readers: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
+        chat.PATH: chat.ChatReader(service, parsers),
+        completions.PATH: completions.CompletionReader(service),
+        responses.PATH: responses.ResponsesReader(service, parsers),
+        messages.PATH: messages.MessagesReader(service, parsers),
+    }
+    answers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+        "/tokenize": Tokenize(service),
+        "/detokenize": Detokenize(service),
+        embeddings.PATH: embeddings.NoEmbeddings(service),
+        count_tokens.PATH: count_tokens.CountTokens(service),
+    }
+    posts: dict[str, ASGIApp] = {}
+    for path, read in readers.items():
+        posts[path] = GenerationEndpoint(path, read, service, config, metrics, error_form(path))
+    for path, answer in answers.items():
+        posts[path] = JsonEndpoint(path, answer, config, metrics, error_form(path))
+    return posts

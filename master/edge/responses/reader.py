@@ -1,0 +1,34 @@
+"""/v1/responses"""
+
+import time
+
+import msgspec
+
+from master.edge.answer import Answer
+from master.edge.body import decode_body
+from master.edge.chat_requests import ChatRequests
+from master.edge.responses.answer import ResponsesStream, ResponsesWhole
+from master.edge.responses.body import FIELD_NAMES, ResponsesBody
+from master.parsing.choose import ParserChoice
+from master.service import Service
+
+PATH = "/v1/responses"
+
+
+class ResponsesReader:
+    """Makes an Answer out of a body."""
+
+    def __init__(self, service: Service, parsers: ParserChoice) -> None:
+        self._service = service
+        self._requests = ChatRequests(service, parsers)
+        self._decoder = msgspec.json.Decoder(ResponsesBody)
+
+    async def __call__(self, body_bytes: bytes) -> Answer:
+        """Raises ServingError for whatever is wrong."""
+        body = decode_body(body_bytes, self._decoder)
+        self._service.resolve_model(body.model)
+        body.check_supported()
+        tools, options = body.tool_use(), body.options()
+        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=FIELD_NAMES)
+        form = ResponsesStream if body.stream else ResponsesWhole
+        return form(body, chat, int(time.time()))

@@ -1,0 +1,59 @@
+"""The process that compiles grammars on a master's behalf: a source in, what is wrong with it out, each a line of JSON.
+
+Compiling recurses, and a chain of a thousand $refs overflows a thread's stack; some regexes take the time and memory
+of many requests. Both end this process instead of a worker, and on a stack smaller than a worker's.
+"""
+
+import json
+import resource
+import signal
+import sys
+import threading
+
+from llguidance import LLMatcher, LLTokenizer
+
+from serving.grammar_source import grammar_problem, parser_limits
+
+CPU_LIMIT_S = 1.0  # of one grammar; SIGPROF ends the process
+MEMORY_LIMIT_BYTES = 2 << 30
+STACK_BYTES = 1 << 20
+NUM_STEPS = 32  # bytes tried out: what makes a step too complex often comes after the first
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the master decides when to end
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK_BYTES)
+    answering = threading.Thread(target=_answer)
+    answering.start()
+    answering.join()
+
+
+def problem_of(source: str, tokenizer: LLTokenizer) -> str:
+    """What keeps outputs from matching `source`; empty when nothing does."""
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
+    for _ in range(NUM_STEPS):
+        if matcher.is_stopped():
+            break
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        for eos_id in tokenizer.eos_tokens:
+            allowed &= ~(1 << eos_id)
+        if not allowed:
+            break
+        matcher.consume_token((allowed & -allowed).bit_length() - 1)
+    return grammar_problem(matcher)
+
+
+def _answer() -> None:
+    tokenizer = LLTokenizer("byte")
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
+        problem = problem_of(json.loads(line), tokenizer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(json.dumps(problem).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

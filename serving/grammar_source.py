@@ -1,0 +1,47 @@
+"""A grammar as llguidance takes it, the same where a master checks it and where a worker keeps to it."""
+
+from llguidance import LLMatcher, LLParserLimits
+
+from protos.messages import Grammar, GrammarKind
+
+MAX_CHARACTERS = 128 * 1024
+MAX_CHOICES = 10_000
+
+
+def grammar_source(grammar: Grammar) -> str:
+    """Not compiled yet. Raises ValueError for a schema that is no JSON object, and for anything too long.
+
+    JSON gets no optional whitespace, unless the schema's own `x-guidance` asks for it: an unlikely model would pad
+    for ever.
+    """
+    num_characters = len(grammar.text) + sum(map(len, grammar.choices))
+    if num_characters > MAX_CHARACTERS:
+        raise ValueError(f"{num_characters} characters; at most {MAX_CHARACTERS} are allowed")
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            schema = "{}" if grammar.text.strip() == "true" else grammar.text
+            return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.CHOICE:
+            if not 0 < len(grammar.choices) <= MAX_CHOICES:
+                raise ValueError(f"{len(grammar.choices)} choices; there must be 1 … {MAX_CHOICES}")
+            return LLMatcher.grammar_from_regex("|".join(map(_literal, grammar.choices)))
+
+
+def parser_limits() -> LLParserLimits:
+    """A lexer state takes a kilobyte or two; the other defaults keep one step to milliseconds as a rule."""
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+def grammar_problem(matcher: LLMatcher) -> str:
+    """The matcher's error in one line, empty where there is none."""
+    error = " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
+    return "no text can match it" if error.startswith("NoExtension") else error[:500]
+
+
+def _literal(text: str) -> str:
+    """A regex for exactly this text."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
