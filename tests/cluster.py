@@ -1,6 +1,7 @@
 """Real processes for tests: a master and workers on free ports, which tests may kill, stop and question."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,17 +10,29 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from client.results import InstanceInfo
+from pdserve import Client, PdserveError
+
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 90.0
+HELD = (
+    'pdserve_kv_blocks{state="held"}',
+    "pdserve_exports",
+    "pdserve_queued_requests",
+    "pdserve_running_sequences",
+)
+LOG_TAIL_LINES = 40
+BLOCK_STATES = ("free", "cached", "held")
 PATIENCE_S = 60.0
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listening:
+def free_port(host: str = HOST) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listening:
         port: int = listening.getsockname()[1]
         return port
 
@@ -33,7 +46,7 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = PATI
 
 
 class Process:
-    """One process of a cluster. `http_port` answers /livez, /readyz and /metrics."""
+    """One process of a cluster. `http_port` answers /livez, /readyz and /metrics; `environ` adds to the environment."""
 
     def __init__(self, name: str, module: str, flags: Sequence[str], http_port: int, log: Path) -> None:
         self.name = name
@@ -41,15 +54,19 @@ class Process:
         self.flags = list(flags)
         self.http_port = http_port
         self.log = log
+        self.log.touch()
+        self.environ: Mapping[str, str] = {}
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, environ: Mapping[str, str] | None = None) -> None:
+    def start(self) -> None:
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *self.flags],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.environ},
             )
 
     @property
@@ -60,6 +77,16 @@ class Process:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def life_log(self) -> str:
+        """What the present, or last, life has logged."""
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
+
+    @property
+    def incarnations(self) -> list[int]:
+        """As registered in this life, one after the other."""
+        return [int(number) for number in re.findall(r"registered as incarnation (\d+)", self.life_log)]
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -75,12 +102,17 @@ class Process:
         assert self._process is not None
         return self._process.wait(timeout_s)
 
+    def terminate(self) -> None:
+        """SIGTERM; harmless when it has ended. A stopped process is continued first."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+
     def end(self) -> None:
-        """SIGTERM, then SIGKILL; harmless twice. A stopped process is continued first."""
+        """SIGTERM, then SIGKILL; harmless twice."""
         if self._process is None or self._process.poll() is not None:
             return
-        self._process.send_signal(signal.SIGCONT)
-        self._process.terminate()
+        self.terminate()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
@@ -113,7 +145,8 @@ class Process:
 class Cluster:
     """A context manager. `roles` are the workers' roles; their names are like prefill-0, decode-1, mix-0.
 
-    `worker_flags` go to every worker, `flags_of` to the worker of that name, `master_flags` to the master.
+    `worker_flags` go to every worker, `flags_of` to the worker of that name, `master_flags` to the master. `absent`
+    workers are not started. Without `etcd_address` the master's built-in registry is used.
     """
 
     def __init__(
@@ -124,11 +157,14 @@ class Cluster:
         worker_flags: Sequence[str] = (),
         flags_of: Mapping[str, Sequence[str]] | None = None,
         master_flags: Sequence[str] = (),
+        etcd_address: str | None = None,
+        absent: Collection[str] = (),
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pdserve-test-")
         self.model_folder = model
         self.model = model.name
-        self.etcd_address = f"{HOST}:{free_port()}"
+        self.etcd_address = etcd_address or f"{HOST}:{free_port()}"
+        self._absent = absent
         http_port, rpc_port = free_port(), free_port()
         self.http_url = f"http://{HOST}:{http_port}"
         self.grpc_address = f"{HOST}:{rpc_port}"
@@ -136,7 +172,9 @@ class Cluster:
             f"--tokenizer_path={model}",
             f"--http_server_port={http_port}",
             f"--rpc_server_port={rpc_port}",
-            f"--builtin_etcd_port={self.etcd_address.rpartition(':')[2]}",
+            f"--etcd_addr={etcd_address}"
+            if etcd_address
+            else f"--builtin_etcd_port={self.etcd_address.rpartition(':')[2]}",
             *master_flags,
         ]
         self.master = Process("master", "master.main", flags, http_port, self._log("master"))
@@ -166,10 +204,13 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         try:
             self.master.start()
-            for worker in self.workers.values():
-                worker.start()
-            self.wait_until_ready()
+            for name, worker in self.workers.items():
+                if name not in self._absent:
+                    worker.start()
+            if not self._absent:
+                self.wait_until_ready()
         except BaseException:
+            self._print_logs()
             self._close()
             raise
         return self
@@ -178,31 +219,58 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            for process in (self.master, *self.workers.values()):
-                print(f"--- {process.name}\n" + "\n".join(process.log.read_text(errors="replace").splitlines()[-40:]))
+            self._print_logs()
         self._close()
 
+    def _print_logs(self) -> None:
+        for process in (self.master, *self.workers.values()):
+            print(f"--- {process.name}\n" + "\n".join(process.life_log.splitlines()[-LOG_TAIL_LINES:]))
+
     def _close(self) -> None:
-        for process in (*self.workers.values(), self.master):
+        processes = (*self.workers.values(), self.master)
+        for process in processes:
+            process.terminate()
+        for process in processes:
             process.end()
         self._folder.cleanup()
 
     def wait_until_ready(self) -> None:
         """Until the master is ready and connected to every running worker."""
-        running = [worker for worker in self.workers.values() if worker.is_running]
-        eventually(
-            lambda: (
-                self.master.get("/readyz")[0] == 200
-                and all(f"worker {worker.name}: connected" in self.master.log.read_text() for worker in running)
-            ),
-            "the cluster is ready",
-            START_TIMEOUT_S,
-        )
+        eventually(lambda: self.master.get("/readyz")[0] == 200, "the master is ready", START_TIMEOUT_S)
+        self.wait_until_connected()
+
+    def wait_until_connected(self, *names: str) -> None:
+        """Until the master is connected to these workers' present lives, or to every running one's."""
+        expected = names or [name for name, worker in self.workers.items() if worker.is_running]
+        eventually(lambda: self.connected >= set(expected), f"{expected} are connected", START_TIMEOUT_S)
+
+    @property
+    def instances(self) -> Mapping[str, InstanceInfo]:
+        """What the master knows of its workers; empty while it does not answer."""
+        try:
+            with Client(self.grpc_address, timeout_s=5) as client:
+                return {instance.name: instance for instance in client.cluster()}
+        except PdserveError:
+            return {}
+
+    @property
+    def connected(self) -> set[str]:
+        """Workers whose present life the master is connected to."""
+        lives = {name: worker.incarnations for name, worker in self.workers.items()}
+        return {
+            name
+            for name, instance in self.instances.items()
+            if instance.is_connected and lives[name] and instance.incarnation >= lives[name][0]
+        }
 
     def check_no_leak(self) -> None:
         """Every running worker ends up holding no block, no queue and no export; within the grace of `eventually`."""
         for worker in self.workers.values():
             if not worker.is_running:
                 continue
-            for metric in ('pdserve_kv_blocks{state="held"}', "pdserve_exports", "pdserve_queued_requests"):
+            for metric in HELD:
                 eventually(lambda w=worker, m=metric: w.metric(m) == 0, f"{metric} of {worker.name} is 0")  # type: ignore[misc]
+            states = {state: worker.metric(f'pdserve_kv_blocks{{state="{state}"}}') for state in BLOCK_STATES}
+            welcome = self.instances[worker.name]
+            assert sum(states.values()) == welcome.num_blocks, f"{worker.name}: {states}, of {welcome.num_blocks}"
+            eventually(lambda n=worker.name: self.instances[n].attempts_in_flight == 0, f"no attempt on {worker.name}")  # type: ignore[misc]

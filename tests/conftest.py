@@ -1,12 +1,21 @@
 """What most tests share: checkpoints, and one running cluster."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.checkpoints import Family, make_checkpoint
 from tests.cluster import Cluster
+
+# The same examples every time, so that a red run means a changed program; PDSERVE_TEST_RANDOM=1 looks for new ones.
+# No deadline: a busy machine is no error.
+hypothesis.settings.register_profile(
+    "pdserve", derandomize=not os.environ.get("PDSERVE_TEST_RANDOM"), deadline=None, database=None
+)
+hypothesis.settings.load_profile("pdserve")
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.validation import Limits, build_generation_request
 from protos.messages import FinishReason, TokenLogprobs
 from serving.http_server import HttpServer
+from serving.keys import Keys
 from tests.http_client import Client
 
 MODEL = "demo/model"
@@ -82,6 +83,9 @@ class HttpService:
         self.num_open = 0
         self.opened = asyncio.Semaphore(0)
         self.all_closed = asyncio.Event()
+        self.running_ids: set[str] = set()
+        self.cancelled: list[str] = []
+        self.drained: list[str] = []
         self._numbers = itertools.count(1)
 
     def models(self) -> Sequence[ModelCard]:
@@ -93,7 +97,7 @@ class HttpService:
                 return card
         raise ServingError(ErrorKind.NOT_FOUND, f"model {name!r} is not served", field="model", code="model_not_found")
 
-    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+    async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
         return build_generation_request(
             prompt_ids,
             options,
@@ -160,8 +164,15 @@ class HttpService:
     def instances(self) -> Sequence[InstanceView]:
         return []
 
+    async def cancel(self, request_id: str) -> None:
+        if request_id not in self.running_ids:
+            raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
+        self.cancelled.append(request_id)
+
     async def drain_instance(self, name: str) -> None:
-        raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known")
+        if name != "decode-0":
+            raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known", field="instance")
+        self.drained.append(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +186,12 @@ class HttpEdge:
 
 
 @asynccontextmanager
-async def serving(service: HttpService, config: HttpConfig | None = None) -> AsyncIterator[HttpEdge]:
+async def serving(
+    service: HttpService, config: HttpConfig | None = None, keys: Keys | None = None
+) -> AsyncIterator[HttpEdge]:
     registry = CollectorRegistry()
     config = config or HttpConfig()
-    server = HttpServer(create_app(service, config, registry), "127.0.0.1", 0)
+    server = HttpServer(create_app(service, config, registry, keys=keys), "127.0.0.1", 0)
     await server.start()
     try:
         yield HttpEdge(service, server, Client("127.0.0.1", server.port), registry)

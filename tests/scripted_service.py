@@ -23,6 +23,8 @@ from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.validation import Limits, build_generation_request
 from protos.messages import FinishReason, LoadReport, Role, TokenLogprobs, TransferCounters
+from serving.keys import Keys
+from serving.server_tls import ServerTls
 
 CORPUS = ("the quick brown fox jumps over the lazy dog", "hello world, how are you today?", "you are a helpful fox")
 TEMPLATE = (
@@ -102,6 +104,9 @@ class ScriptedService:
         self.resume.set()
         self.paused = asyncio.Event()
         self.closed = asyncio.Event()
+        self.running_ids: set[str] = set()
+        self.cancelled: list[str] = []
+        self.drained: list[str] = []
         self._numbers = itertools.count(1)
 
     def models(self) -> Sequence[ModelCard]:
@@ -116,7 +121,7 @@ class ScriptedService:
                 return card
         raise ServingError(ErrorKind.NOT_FOUND, f"model {name!r} is not served", code="model_not_found")
 
-    def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
+    async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
         self.options.append(options)
         return build_generation_request(
             prompt_ids,
@@ -145,6 +150,7 @@ class ScriptedService:
                     ),
                     usage=Usage(len(request.prompt_ids), len(output_ids) * request.n, 2) if is_last else None,
                     timeline=Timeline(total_s=1.5, transport="tcp", blocks_sent=3, attempts=1) if is_last else None,
+                    prompt_logprobs=_prompt_logprobs(request) if position == 0 else (),
                 )
                 if not self.resume.is_set():
                     self.paused.set()
@@ -176,14 +182,30 @@ class ScriptedService:
             self.listed_twice.set()
         return self.views
 
+    async def cancel(self, request_id: str) -> None:
+        if request_id not in self.running_ids:
+            raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
+        self.cancelled.append(request_id)
+
     async def drain_instance(self, name: str) -> None:
-        raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known")
+        if name != "decode-0":
+            raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known", field="instance")
+        self.drained.append(name)
+
+
+def _prompt_logprobs(request: GenerationRequest) -> tuple[TokenLogprobs, ...]:
+    if request.sampling.prompt_logprobs is None:
+        return ()
+    return (TokenLogprobs(), *(TokenLogprobs(token_id, -0.25, 1) for token_id in request.prompt_ids[1:]))
 
 
 @asynccontextmanager
-async def serving(service: ScriptedService, host: str = "127.0.0.1") -> AsyncIterator[GrpcServer]:
+async def serving(
+    service: ScriptedService, host: str = "127.0.0.1", keys: Keys | None = None, tls: ServerTls | None = None
+) -> AsyncIterator[GrpcServer]:
     """The real gRPC server on a free port."""
-    server = GrpcServer(service, host, 0, health_interval_s=0.01)
+    credentials = None if tls is None else tls.grpc_credentials()
+    server = GrpcServer(service, host, 0, credentials=credentials, keys=keys, health_interval_s=0.01)
     await server.start()
     try:
         yield server

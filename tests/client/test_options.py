@@ -32,6 +32,8 @@ OPTIONS: GenerateOptions = {
     "logit_bias": {7: -2.0},
     "seed": 2**63 - 1,
     "logprobs": 4,
+    "prompt_logprobs": 2,
+    "bad_words": ["ugly", "word"],
     "stop": ["a", "b"],
     "stop_token_ids": [5, 6],
     "ignore_eos": True,
@@ -82,6 +84,10 @@ def test_zero_is_set() -> None:
 
 def test_one_stop_string_is_not_its_letters() -> None:
     assert list(generate_request("hello", {"stop": "end"}).options.stop) == ["end"]
+
+
+def test_one_bad_word_is_not_its_letters() -> None:
+    assert list(generate_request("hello", {"bad_words": "ugly"}).options.bad_words) == ["ugly"]
 
 
 def test_grammars() -> None:

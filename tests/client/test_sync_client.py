@@ -55,6 +55,13 @@ async def test_generate_gives_the_whole_completion(client: Client, service: Scri
     assert completion.timeline.blocks_sent == 3
 
 
+async def test_prompt_logprobs_are_of_each_prompt_token(client: Client, service: ScriptedService) -> None:
+    completion = await asyncio.to_thread(client.generate, "hello world", prompt_logprobs=0)
+    ids = service.requests[0].prompt_ids
+    assert [item.token_id for item in completion.prompt_logprobs] == [None, *ids[1:]]
+    assert (await asyncio.to_thread(client.generate, "hello")).prompt_logprobs == ()
+
+
 async def test_generate_takes_token_ids(client: Client, service: ScriptedService) -> None:
     completion = await asyncio.to_thread(client.generate, [40, 41, 42])
     assert service.requests[0].prompt_ids == completion.token_ids == (40, 41, 42)

@@ -8,6 +8,7 @@ import pytest
 
 from pdserve import AsyncClient, Client, InvalidRequest, NotFound
 from protos.messages import FinishReason
+from tests.cluster import eventually
 
 PROMPT = "The capital of France is"
 
@@ -51,7 +52,7 @@ def test_a_stream_is_its_completion_and_went_through_a_transfer(cluster: Cluster
         assert stream.timeline is not None
         assert stream.timeline.prefill_instance != stream.timeline.decode_instance
         assert stream.timeline.blocks_sent > 0
-        assert blocks_received(client) > before
+        eventually(lambda: blocks_received(client) > before, "the worker reports its transfers")
 
 
 def test_text_and_token_ids_are_the_same_prompt(cluster: Cluster) -> None:

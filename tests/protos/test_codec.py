@@ -78,6 +78,7 @@ updates = st.builds(
     deltas=st.lists(deltas, max_size=3).map(tuple),
     failure=st.none() | st.builds(m.Failure, st.sampled_from(m.ErrorCode), text),
     prompt_logprobs=st.lists(logprobs, max_size=2).map(tuple),
+    ended=st.booleans(),
 )
 to_master = st.one_of(
     st.builds(

@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator
 
+import anthropic
 import openai
 import pytest
 
@@ -19,5 +20,15 @@ async def official(edge: HttpEdge) -> AsyncIterator[openai.AsyncOpenAI]:
     http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
     async with openai.AsyncOpenAI(
         base_url=f"{edge.server.url}/v1", api_key="any", max_retries=0, http_client=http_client
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def claude(edge: HttpEdge) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """Anthropic's official client of `edge`, likewise."""
+    http_client = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    async with anthropic.AsyncAnthropic(
+        base_url=edge.server.url, api_key="any", max_retries=0, http_client=http_client
     ) as client:
         yield client

@@ -129,13 +129,32 @@ async def test_a_template_that_refuses_speaks_for_itself(edge: HttpEdge) -> None
 async def test_tools_that_cannot_be_served_are_refused(edge: HttpEdge) -> None:
     tool = {"type": "function", "function": {"name": "add"}}
     named = {"type": "function", "function": {"name": "add"}}
-    for choice in ("required", named, "sometimes"):
-        assert "not supported yet" in await assert_refused(edge, "tool_choice", tools=[tool], tool_choice=choice)
+    for choice in ("required", named):  # how the model writes calls was not said
+        assert "not known here" in await assert_refused(edge, "tool_choice", tools=[tool], tool_choice=choice)
+    assert "sometimes" in await assert_refused(edge, "tool_choice", tools=[tool], tool_choice="sometimes")
     await assert_refused(edge, "functions", functions=[{"name": "add"}])
     await assert_refused(edge, "functions", function_call={"name": "add"})
-    await assert_refused(edge, "tools[1]", tools=[tool, {}])
-    await assert_refused(edge, "tools[0]", tools=[{"type": "function", "function": {}}])
+    await assert_refused(edge, "tools[1].type", tools=[tool, {}])
+    await assert_refused(edge, "tools[0].function.name", tools=[{"type": "function", "function": {}}])
     await assert_refused(edge, "tools[0].type", tools=[{"type": "web_search"}])
+
+
+async def test_what_would_change_the_answer_is_not_ignored(edge: HttpEdge) -> None:
+    fields: dict[str, object] = {
+        "audio": {"voice": "alloy"},
+        "modalities": ["text", "audio"],
+        "web_search_options": {"search_context_size": "low"},
+        "use_beam_search": True,
+        "regex": "a+",
+        "allowed_token_ids": [1],
+        "lora_path": "x",
+    }
+    for field, value in fields.items():
+        await assert_refused(edge, field, **{field: value})
+    response = await edge.client.post("/v1/completions", prompt="hi", use_beam_search=True)
+    assert (response.status, response.error()["param"]) == (400, "use_beam_search")
+    asks_nothing = {"use_beam_search": False, "regex": None, "allowed_token_ids": [], "modalities": ["text"]}
+    assert (await edge.client.post(PATH, messages=HI, **asks_nothing)).status == 200
 
 
 async def test_grammars_that_contradict_or_are_no_json_are_refused(edge: HttpEdge) -> None:

@@ -145,11 +145,13 @@ async def test_a_final_message_can_be_continued(edge: HttpEdge) -> None:
 
 async def test_template_kwargs_and_tools_reach_the_template(edge: HttpEdge) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
-    for choice in ("auto", "none", None):
+    for choice in ("auto", None):
         prompt = await prompt_of(
             edge, messages=HI, tools=[tool], tool_choice=choice, chat_template_kwargs={"shout": True}
         )
         assert prompt == f"<s>[user]hi\n{json.dumps([tool])}SHOUT[assistant]"
+    # a model that does not know of tools calls none
+    assert await prompt_of(edge, messages=HI, tools=[tool], tool_choice="none") == "<s>[user]hi\n[assistant]"
 
 
 async def test_the_options_reach_the_request(edge: HttpEdge) -> None:

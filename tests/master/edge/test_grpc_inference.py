@@ -71,6 +71,17 @@ async def test_logprobs_run_parallel_to_ids(inference: InferenceStub) -> None:
         assert [(top.token_id, top.logprob) for top in choice.logprobs[0].top][1] == (7, -1.5)
 
 
+async def test_prompt_logprobs_come_once_for_each_prompt_token(
+    inference: InferenceStub, service: ScriptedService
+) -> None:
+    options = wire.GenerationOptions(sampling=sampling_pb2.SamplingParams(prompt_logprobs=0))
+    request = wire.GenerateRequest(text="hello world", options=options)
+    responses = await all_of(inference.Generate(request, timeout=TIMEOUT_S))
+    entries = [entry for response in responses for entry in response.prompt_logprobs]
+    assert not entries[0].HasField("chosen")
+    assert [entry.chosen.token_id for entry in entries[1:]] == list(service.requests[0].prompt_ids[1:])
+
+
 async def test_token_ids_are_taken_as_they_are(inference: InferenceStub, service: ScriptedService) -> None:
     request = wire.GenerateRequest(token_ids=wire.TokenIds(ids=[5, 6, 7]))
     await all_of(inference.Generate(request, timeout=TIMEOUT_S))
@@ -119,6 +130,7 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
         logit_bias={3: -2.0},
         seed=2**62,
         logprobs=4,
+        prompt_logprobs=2,
         stop_token_ids=[8, 9],
         ignore_eos=True,
         grammar=sampling_pb2.Grammar(regex="a+"),
@@ -128,6 +140,7 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
         sampling=sampling,
         n=2,
         stop=["x", "y"],
+        bad_words=["ugly"],
         include_stop_str_in_output=True,
         priority=-3,
         cache_salt="salt",
@@ -139,6 +152,7 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
     assert (arrived.top_k, arrived.min_p, arrived.seed, arrived.logprobs) == (7, 0.125, 2**62, 4)
     assert (arrived.presence_penalty, arrived.frequency_penalty, arrived.repetition_penalty) == (1, -1, 1.5)
     assert (arrived.logit_bias, arrived.stop_token_ids, arrived.ignore_eos) == ({3: -2.0}, (8, 9), True)
+    assert (arrived.prompt_logprobs, arrived.bad_words) == (2, ("ugly",))
     assert arrived.grammar == Grammar(GrammarKind.REGEX, "a+")
     assert (arrived.priority, arrived.cache_salt) == (-3, "salt")
 

@@ -62,13 +62,6 @@ def inference(channel: grpc.aio.Channel) -> InferenceStub:
             "bad_words_ids",
             "between master and workers",
         ),
-        (
-            wire.GenerateRequest(
-                text="a", options=wire.GenerationOptions(sampling=sampling_pb2.SamplingParams(prompt_logprobs=0))
-            ),
-            "prompt_logprobs",
-            "HTTP",
-        ),
     ],
 )
 async def test_a_bad_request_is_refused_by_field(

@@ -290,8 +290,10 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path) -> None:
         folder_with(tmp_path / "named", {"chat_template": named, "eos_token": {"content": "<end>"}})
     )
     assert (chat.render([USER]), chat.render([USER], TOOLS)) == ("D", "T <end>")
+    assert chat.source == "T {{ eos_token }}"
     alone = ChatTemplate.load(folder_with(tmp_path / "alone", {"chat_template": "S"}))
     assert (alone.render([USER]), alone.render([USER], TOOLS)) == ("S", "S")
+    assert alone.source == "S"
     both = folder_with(tmp_path / "both", {"chat_template": "S"}, chat_template="F")
     (both / "additional_chat_templates").mkdir()
     (both / "additional_chat_templates" / "tool_use.jinja").write_text("A")
@@ -301,7 +303,7 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path) -> None:
 
 def test_a_model_without_a_usable_template_says_so(tmp_path: Path) -> None:
     bare = ChatTemplate.load(folder_with(tmp_path / "bare", {}))
-    assert not bare.can_render
+    assert not bare.can_render and bare.source is None
     with pytest.raises(TemplateError, match="no chat template"):
         bare.render([USER])
     with pytest.raises(TemplateError, match=r"'default', line 2"):

@@ -24,6 +24,9 @@ DECODERS = [
 
 @given(decoder=st.sampled_from(DECODERS), ids=st.lists(st.integers(0, len(TOKENS)), max_size=8), skip=st.booleans())
 def test_text_is_that_of_the_library(decoder: decoders.Decoder, ids: list[int], skip: bool) -> None:
+    if isinstance(decoder, decoders.Metaspace):
+        # A vocabulary of this kind has no literal spaces: they became "▁" before it was made.
+        ids = [token_id for token_id in ids if token_id == len(TOKENS) or " " not in TOKENS[token_id]]
     library = LibraryTokenizer(models.BPE(vocab={token: index for index, token in enumerate(TOKENS)}, merges=[]))
     library.add_special_tokens(["<s>"])
     library.decoder = decoder

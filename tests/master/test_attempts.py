@@ -1,0 +1,192 @@
+"""What happens after an attempt failed: to the samples, to the budget, to the client."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from master.attempts import Attempts
+from master.errors import ErrorKind, ServingError
+from master.request import GenerationRequest
+from master.retries import BURST, MAX_FAILURES_IN_A_ROW, RetryBudget
+from protos.messages import ErrorCode, Failure, FinishReason, Role, SamplingParams, Stage, Start
+from tests.scripted_worker import Fleet, ScriptedWorker, fleet_of, soon
+
+PROMPT = tuple(range(10, 20))
+STOP = FinishReason.STOP
+BROKEN = Failure(ErrorCode.INTERNAL, "the engine broke")
+
+
+def begin(
+    fleet: Fleet, budget: RetryBudget | None = None, *, n: int = 1, max_tokens: int = 8, time_limit_s: float = 30.0
+) -> tuple[Attempts, "asyncio.Task[None]"]:
+    request = GenerationRequest(
+        "req-1", "tiny", PROMPT, SamplingParams(max_tokens=max_tokens), time.monotonic(), time_limit_s, n=n
+    )
+    numbers = itertools.count(1)
+    attempts = Attempts(request, fleet.workers, lambda: next(numbers), budget or RetryBudget())
+    return attempts, asyncio.create_task(attempts.run())
+
+
+def token_ids(attempts: Attempts, sequence: int = 0) -> list[int]:
+    return attempts.progress.sequences[sequence].token_ids
+
+
+async def error_of(task: "asyncio.Task[None]") -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        await task
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ErrorCode.INVALID_ARGUMENT, ErrorKind.INVALID_REQUEST),
+        (ErrorCode.DEADLINE_EXCEEDED, ErrorKind.DEADLINE_EXCEEDED),
+    ],
+)
+async def test_what_would_fail_again_is_not_tried_again(code: ErrorCode, kind: ErrorKind) -> None:
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        _, running = begin(fleet)
+        mix.fails(await mix.hear(Start), Failure(code, "no"))
+        error = await error_of(running)
+        assert (error.kind, error.message) == (kind, "no")
+        assert not mix.has_heard
+
+
+async def test_a_broken_engine_is_tried_again_elsewhere() -> None:
+    async with fleet_of(Role.MIX, Role.MIX) as (fleet, workers):
+        attempts, running = begin(fleet)
+        await soon(lambda: any(worker.has_heard for worker in workers))
+        broken, sound = sorted(workers, key=lambda worker: not worker.has_heard)
+        broken.fails(await broken.hear(Start), BROKEN)
+        again = await sound.hear(Start)
+        sound.emits(again, 0, 40, finish=STOP)
+        await running
+        assert token_ids(attempts) == [40]
+
+
+async def test_failures_in_a_row_reach_the_client_as_what_they_are() -> None:
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        _, running = begin(fleet)
+        for _ in range(MAX_FAILURES_IN_A_ROW):
+            mix.fails(await mix.hear(Start), BROKEN)
+        error = await error_of(running)
+        assert (error.kind, error.message) == (ErrorKind.INTERNAL, "the engine broke")
+
+
+async def test_a_used_up_budget_ends_it_at_once() -> None:
+    budget = RetryBudget()
+    for _ in range(int(BURST)):
+        budget.try_spend()
+    async with fleet_of(Role.MIX, Role.MIX) as (fleet, workers):
+        _, running = begin(fleet, budget)
+        await soon(lambda: any(worker.has_heard for worker in workers))
+        chosen = next(worker for worker in workers if worker.has_heard)
+        chosen.fails(await chosen.hear(Start), Failure(ErrorCode.RESOURCE_EXHAUSTED, "full"))
+        error = await error_of(running)
+        assert (error.kind, error.retry_after_s) == (ErrorKind.OVERLOADED, 1)
+
+
+async def test_lost_workers_cost_no_budget_and_a_stream_outlives_many_of_them() -> None:
+    budget = RetryBudget()
+    for _ in range(int(BURST)):
+        budget.try_spend()
+    async with fleet_of(Role.MIX, Role.MIX) as (fleet, workers):
+        attempts, running = begin(fleet, budget, max_tokens=50)
+        living = list(workers)
+        for number in range(MAX_FAILURES_IN_A_ROW + 3):
+            await soon(lambda: any(worker.has_heard for worker in living))
+            dying = next(worker for worker in living if worker.has_heard)
+            start = await dying.hear(Start)
+            assert start.output_ids == tuple(range(number))
+            dying.emits(start, number, number)
+            await soon(lambda n=number: len(token_ids(attempts)) == n + 1)  # type: ignore[misc]
+            await fleet.leave(dying)
+            successor = await dying.successor().__aenter__()
+            living[living.index(dying)] = successor
+            await fleet.until(lambda w=successor: w.address in fleet.usable)  # type: ignore[misc]
+        last = next(worker for worker in living if worker.has_heard)
+        start = await last.hear(Start)
+        last.emits(start, len(start.output_ids), 99, finish=STOP)
+        await running
+        assert token_ids(attempts) == [*range(MAX_FAILURES_IN_A_ROW + 3), 99]
+        for worker in living:
+            await worker.die()
+
+
+async def test_samples_that_stand_apart_go_on_apart() -> None:
+    async with fleet_of(Role.MIX, Role.MIX) as (fleet, workers):
+        attempts, running = begin(fleet, n=3)
+        await soon(lambda: any(worker.has_heard for worker in workers))
+        dying, living = sorted(workers, key=lambda worker: not worker.has_heard)
+        start = await dying.hear(Start)
+        assert start.sequences == (0, 1, 2)
+        dying.emits(start, 0, 1, finish=STOP, sequence=0)
+        dying.emits(start, 0, 2, sequence=1)
+        await soon(lambda: len(token_ids(attempts, 1)) == 1)
+        await dying.die()
+        starts = {start.sequences: start for start in [await living.hear(Start), await living.hear(Start)]}
+        assert {sequences: start.output_ids for sequences, start in starts.items()} == {(1,): (2,), (2,): ()}
+        living.emits(starts[1,], 1, 3, finish=STOP, sequence=1)
+        living.emits(starts[2,], 0, 4, finish=STOP, sequence=2)
+        await running
+        assert [token_ids(attempts, index) for index in range(3)] == [[1], [2, 3], [4]]
+
+
+async def test_the_time_limit_ends_it() -> None:
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        _, running = begin(fleet, time_limit_s=0.2)
+        start = await mix.hear(Start)
+        assert 0 < start.time_limit_s <= 0.2
+        error = await error_of(running)
+        assert error.kind is ErrorKind.DEADLINE_EXCEEDED
+        assert "0.2 s" in error.message
+
+
+async def test_no_worker_is_said_at_once() -> None:
+    async with Fleet() as fleet:
+        _, running = begin(fleet)
+        error = await error_of(running)
+        assert (error.kind, error.retry_after_s) == (ErrorKind.UNAVAILABLE, 1)
+
+
+async def test_a_request_that_fits_no_worker_is_the_clients_mistake() -> None:
+    async with fleet_of(Role.MIX) as (fleet, _):
+        _, running = begin(fleet, max_tokens=900)
+        error = await error_of(running)
+        assert (error.kind, error.field) == (ErrorKind.INVALID_REQUEST, "max_tokens")
+
+
+async def test_what_has_begun_goes_on_wherever_there_is_a_worker() -> None:
+    async with fleet_of(Role.PREFILL, Role.DECODE) as (fleet, (prefill, decode)):
+        attempts, running = begin(fleet)
+        prefill.begins(await prefill.hear(Start))
+        await decode.hear(Start)
+        await prefill.die()
+        again = await decode.hear_another_start()
+        assert again.stage is Stage.WHOLE
+        decode.emits(again, 0, 40, finish=STOP)
+        await running
+        assert token_ids(attempts) == [40]
+
+
+async def test_the_last_worker_lost_is_the_clients_to_know() -> None:
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        _, running = begin(fleet)
+        await mix.hear(Start)
+        await mix.die()
+        error = await error_of(running)
+        assert error.kind is ErrorKind.UNAVAILABLE
+
+
+async def test_cancelling_while_samples_fail_ends_it() -> None:
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        _, running = begin(fleet, n=2)
+        await mix.hear(Start)
+        dying = asyncio.create_task(ScriptedWorker.die(mix))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert running.done()
+        await dying

@@ -1,0 +1,326 @@
+"""Real engines in this process, and a master's end that tests can wait on."""
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvcache.block_pool import CacheEvent, CacheEventKind
+from kvcache.pool_memory import PoolMemory
+from kvcache.transfer.export import Export, ReleaseReason
+from kvcache.transfer.server import TransferServer
+from protos.messages import (
+    AttemptUpdate,
+    Failure,
+    FinishReason,
+    KvSource,
+    Prefilled,
+    SamplingParams,
+    Stage,
+    Start,
+    Started,
+    TokenLogprobs,
+    Transferred,
+)
+from tests.cluster import eventually
+from tests.worker.reference import prompt
+from worker.build_engine import build_engine
+from worker.config import WorkerConfig
+from worker.kv_port import kv_source
+
+HOST = "127.0.0.1"
+PATIENCE_S = 30.0
+BLOCK_SIZE = 16
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
+SEEDED = SamplingParams(max_tokens=20, temperature=1.0, top_p=0.95, seed=7)
+
+
+@dataclass
+class Outcome:
+    """Everything a master was told about one attempt."""
+
+    num_updates: int = 0
+    started: Started | None = None
+    prefilled: Prefilled | None = None
+    transferred: Transferred | None = None
+    failure: Failure | None = None
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    first_position: int | None = None  # of the first token told
+    ended: bool = False  # nothing is held for it
+
+    def add(self, update: AttemptUpdate) -> None:
+        self.ended |= update.ended
+        if update == AttemptUpdate(update.attempt, ended=True):
+            return
+        assert self.failure is None, f"{update} came after {self.failure}"
+        self.num_updates += 1
+        for name in ("started", "prefilled", "transferred"):
+            if (news := getattr(update, name)) is not None:
+                assert getattr(self, name) is None, f"{name} twice"
+                setattr(self, name, news)
+        self.failure = update.failure
+        self.prompt_logprobs += update.prompt_logprobs
+        for delta in update.deltas:
+            assert delta.sequence not in self.finish_reasons, f"{delta} came after the end"
+            known = self.token_ids.setdefault(delta.sequence, [])
+            if self.first_position is None:
+                self.first_position = delta.position
+            assert delta.position - self.first_position == len(known), f"{delta} does not follow {len(known)} tokens"
+            known += delta.token_ids
+            self.logprobs.setdefault(delta.sequence, []).extend(delta.logprobs)
+            if delta.finish_reason is not None:
+                self.finish_reasons[delta.sequence] = delta.finish_reason
+
+    @property
+    def kv_source(self) -> KvSource:
+        assert self.started is not None and self.started.kv_source is not None
+        return self.started.kv_source
+
+
+class Master:
+    """A link that remembers. `react` runs on the engine thread, before the engine's next step."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._outcomes: dict[int, Outcome] = {}
+        self._react: Callable[[AttemptUpdate], None] | None = None
+        self.problem: AssertionError | None = None  # found on the engine thread, raised on the test's
+        self.cached: set[bytes] = set()
+        self.num_snapshots = 0
+
+    def deliver(self, updates: Sequence[AttemptUpdate], cache_events: Sequence[CacheEvent]) -> None:
+        with self._changed:
+            try:
+                self._take(updates, cache_events)
+            except AssertionError as error:
+                self.problem = error
+            self._changed.notify_all()
+        for update in updates:
+            if self._react is not None:
+                self._react(update)
+
+    def _take(self, updates: Sequence[AttemptUpdate], cache_events: Sequence[CacheEvent]) -> None:
+        for update in updates:
+            self._outcomes.setdefault(update.attempt, Outcome()).add(update)
+        for event in cache_events:
+            assert event.hash is not None
+            assert (event.hash in self.cached) is (event.kind is CacheEventKind.REMOVED), f"{event} changes nothing"
+            self.cached ^= {event.hash}
+
+    def deliver_cache_snapshot(self, hashes: Sequence[bytes]) -> None:
+        self.cached = set(hashes)
+        self.num_snapshots += 1
+
+    def on_update(self, react: Callable[[AttemptUpdate], None]) -> None:
+        self._react = react
+
+    def once(self, condition: Callable[[AttemptUpdate], bool], act: Callable[[AttemptUpdate], None]) -> None:
+        """Acts between the step in which the condition came to hold and the next one."""
+        is_done = False
+
+        def react(update: AttemptUpdate) -> None:
+            nonlocal is_done
+            if not is_done and condition(update):
+                is_done = True
+                act(update)
+
+        self.on_update(react)
+
+    def outcome(self, attempt: int) -> Outcome:
+        with self._changed:
+            return self._outcomes.setdefault(attempt, Outcome())
+
+    def wait(self, attempt: int, condition: Callable[[Outcome], bool]) -> Outcome:
+        """The attempt's outcome as soon as the condition holds."""
+        with self._changed:
+            outcome = self._outcomes.setdefault(attempt, Outcome())
+            is_there = self._changed.wait_for(lambda: self.problem is not None or condition(outcome), PATIENCE_S)
+            if self.problem is not None:
+                raise self.problem
+            assert is_there, f"not in time: {outcome}"
+            return outcome
+
+    def result(self, start: Start) -> Outcome:
+        """When every sequence is finished, or the attempt failed."""
+        return self.wait(
+            start.attempt, lambda o: o.failure is not None or len(o.finish_reasons) == len(start.sequences)
+        )
+
+    def failure(self, attempt: int) -> Failure:
+        failure = self.wait(attempt, lambda o: o.failure is not None).failure
+        assert failure is not None
+        return failure
+
+
+class Node:
+    """One worker's engine with its transfer port; leaving the context checks that nothing is left behind."""
+
+    def __init__(self, model: Path, **flags: object) -> None:
+        defaults: dict[str, object] = {
+            "etcd_addr": None,
+            "transfer_listen_port": 0,
+            "num_threads": 1,
+            "num_blocks": 200,
+            "block_size": BLOCK_SIZE,
+        }
+        self.parts = build_engine(WorkerConfig(model=model, **{**defaults, **flags}), HOST)  # type: ignore[arg-type]
+        self.engine = self.parts.engine
+        self.pool = self.parts.pool
+        self.master = Master()
+        self._numbers = itertools.count(1)
+        self._is_running = False
+
+    def __enter__(self) -> Self:
+        self.engine.start()
+        self._is_running = True
+        self.engine.attach(self.master)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.quiesce()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            self.engine.stop()
+            self.parts.port.close()
+            self.pool.check()
+            assert self.pool.num_held == 0, f"{self.pool.num_held} blocks are held after stop"
+
+    def quiesce(self) -> None:
+        """Waits until no attempt is left; checks that no block, export or queued sequence is either."""
+        eventually(lambda: self.engine.num_attempts == 0, "every attempt is released")
+        eventually(lambda: self.engine.load.held_blocks == 0, "every block is released")
+        self.pool.check()
+        load = self.engine.load
+        assert (load.queued_requests, load.running_sequences, load.exports) == (0, 0, 0), load
+        assert self.parts.port.sent.num_open_exports == 0
+        assert self.pool.num_free + self.pool.num_cached == self.pool.num_blocks
+
+    def start(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        stage: Stage = Stage.WHOLE,
+        *,
+        output_ids: Sequence[int] = (),
+        sequences: tuple[int, ...] = (0,),
+        priority: int = 0,
+        cache_salt: str = "",
+        time_limit_s: float = 60.0,
+        kv_source: KvSource | None = None,
+    ) -> Start:
+        """Begin an attempt."""
+        number = next(self._numbers)
+        start = Start(
+            attempt=number,
+            request_id=f"request-{number}",
+            stage=stage,
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            output_ids=tuple(output_ids),
+            sequences=sequences,
+            priority=priority,
+            cache_salt=cache_salt,
+            time_limit_s=time_limit_s,
+            kv_source=kv_source,
+        )
+        self.engine.begin(self.master, start)
+        return start
+
+    def run(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        output_ids: Sequence[int] = (),
+        sequences: tuple[int, ...] = (0,),
+        cache_salt: str = "",
+    ) -> Outcome:
+        """A whole attempt; it must not fail."""
+        start = self.start(prompt_ids, sampling, output_ids=output_ids, sequences=sequences, cache_salt=cache_salt)
+        outcome = self.master.result(start)
+        assert outcome.failure is None, outcome.failure
+        return outcome
+
+    def cancel(self, start: Start, sequence: int | None = None) -> None:
+        self.engine.cancel(self.master, start.attempt, sequence)
+
+    def flush(self) -> None:
+        """Returns when everything asked of the engine before has been done."""
+        probe = Master()
+        self.engine.attach(probe)
+        eventually(lambda: probe.num_snapshots == 1, "the engine gets to it")
+        self.engine.detach(probe)
+
+
+def hand_off(
+    prefill: Node,
+    decode: Node,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams = GREEDY,
+    *,
+    output_ids: Sequence[int] = (),
+    sequences: tuple[int, ...] = (0,),
+    cache_salt: str = "",
+) -> tuple[Outcome, Outcome]:
+    """One request over two workers, as a master runs it; (outcome on the prefill worker, on the decode worker)."""
+    first = prefill.start(
+        prompt_ids, sampling, Stage.PREFILL, output_ids=output_ids, sequences=sequences, cache_salt=cache_salt
+    )
+    source = prefill.master.wait(first.attempt, lambda o: o.started is not None).kv_source
+    second = decode.start(
+        prompt_ids,
+        sampling,
+        Stage.DECODE,
+        output_ids=output_ids,
+        sequences=sequences,
+        cache_salt=cache_salt,
+        kv_source=source,
+    )
+    decoded = decode.master.result(second)
+    assert decoded.failure is None, decoded.failure
+    prefilled = prefill.master.wait(first.attempt, lambda o: len(o.token_ids) == len(sequences))
+    return prefilled, decoded
+
+
+def offer(node: Node, sampling: SamplingParams = GREEDY, sequences: tuple[int, ...] = (0,)) -> Start:
+    """An attempt whose prefill is complete and whose KV waits to be pulled."""
+    start = node.start(prompt(40), sampling, Stage.PREFILL, sequences=sequences)
+    node.master.wait(start.attempt, lambda o: len(o.token_ids) == len(sequences))
+    return start
+
+
+class ForeignPrefill:
+    """A transfer server like that of a worker with `node`'s model, whose exports the test fills by hand."""
+
+    def __init__(self, node: Node) -> None:
+        layout = node.parts.layout
+        self.memory = PoolMemory(layout, 16)
+        self.server = TransferServer(self.memory, layout.fingerprint(), HOST, 0)
+        self.released: queue.SimpleQueue[ReleaseReason] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.server.close()
+
+    def open(self) -> tuple[Export, KvSource]:
+        export = self.server.open(1, self.released.put)
+        return export, kv_source(export)

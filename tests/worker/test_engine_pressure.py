@@ -1,0 +1,104 @@
+"""An engine that has too little of something: blocks, slots, room in its queue."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protos.messages import ErrorCode, Stage
+from tests.worker.engine_rig import GREEDY, SEEDED, Node
+from tests.worker.reference import Reference, prompt
+
+GetReference = Callable[[Path], Reference]
+
+
+def test_prompt_logprobs_survive_preemption(tiny_llama: Path, reference: GetReference) -> None:
+    sampling = dataclasses.replace(GREEDY, prompt_logprobs=0, max_tokens=2)
+    with Node(tiny_llama, num_blocks=8, max_tokens_per_step=6, max_num_seqs=2) as node:
+        # the first grows over a block boundary while the second is in the middle of its prompt
+        older = node.start(prompt(30, 14), dataclasses.replace(GREEDY, max_tokens=40))
+        node.master.wait(older.attempt, lambda o: o.prefilled is not None)
+        younger = node.start(prompt(60, 14), sampling)
+        outcome = node.master.result(younger)
+        expected = reference(tiny_llama).logprobs(younger.prompt_ids)
+        assert len(outcome.prompt_logprobs) == 60
+        for position, entry in enumerate(outcome.prompt_logprobs[1:], start=1):
+            assert entry.logprob == pytest.approx(float(expected[position - 1, younger.prompt_ids[position]]), abs=1e-4)
+
+
+def test_a_tiny_pool_preempts_and_gives_the_same_ids(tiny_llama: Path, reference: GetReference) -> None:
+    long = dataclasses.replace(GREEDY, max_tokens=60)
+    with Node(tiny_llama, num_blocks=12) as node:
+        starts = [node.start(prompt(30 + index, 15), long) for index in range(5)]
+        for start in starts:
+            assert node.master.result(start).token_ids[0] == reference(tiny_llama).greedy(start.prompt_ids, 60)
+        assert node.engine.num_preemptions > 0
+
+
+def test_samples_in_a_tiny_pool_preempt_each_other_and_give_the_same_ids(tiny_llama: Path, llama: Node) -> None:
+    sampling = dataclasses.replace(SEEDED, max_tokens=60)
+    indexes = (0, 1, 2, 3)
+    with Node(tiny_llama, num_blocks=12) as node:
+        outcome = node.run(prompt(30, 16), sampling, sequences=indexes)
+        assert node.engine.num_preemptions > 0
+        assert outcome.token_ids == llama.run(prompt(30, 16), sampling, sequences=indexes).token_ids
+
+
+def test_tiny_pools_on_both_sides_of_a_hand_off(tiny_llama: Path, reference: GetReference) -> None:
+    long = dataclasses.replace(GREEDY, max_tokens=50)
+    with Node(tiny_llama, num_blocks=8, max_tokens_per_step=20) as prefill, Node(tiny_llama, num_blocks=8) as decode:
+        firsts = [prefill.start(prompt(40 + index, 17), long, Stage.PREFILL) for index in range(6)]
+        seconds = []
+        for first in firsts:
+            source = prefill.master.wait(first.attempt, lambda o: o.started is not None).kv_source
+            seconds.append(decode.start(first.prompt_ids, long, Stage.DECODE, kv_source=source))
+        for second in seconds:
+            outcome = decode.master.result(second)
+            assert outcome.failure is None, outcome.failure
+            assert outcome.token_ids[0] == reference(tiny_llama).greedy(second.prompt_ids, 50)
+
+
+def test_a_higher_priority_goes_first(tiny_llama: Path) -> None:
+    order: list[int] = []
+    with Node(tiny_llama, max_num_seqs=1) as node:
+
+        def note(attempt: int, is_finished: bool) -> None:
+            if is_finished:
+                order.append(attempt)
+
+        node.master.on_update(lambda u: note(u.attempt, any(d.finish_reason is not None for d in u.deltas)))
+        running = node.start(prompt(10, 22), dataclasses.replace(GREEDY, max_tokens=200))
+        node.master.wait(running.attempt, lambda o: o.started is not None)
+        later = node.start(prompt(10, 22), priority=5)
+        sooner = node.start(prompt(10, 22), priority=-5)
+        for start in (later, sooner):
+            node.master.result(start)
+        assert order == [running.attempt, sooner.attempt, later.attempt]
+
+
+def test_a_refused_attempt_says_why(tiny_llama: Path) -> None:
+    with Node(tiny_llama, num_blocks=4) as node:
+        too_large = node.start(prompt(60, 26))
+        failure = node.master.failure(too_large.attempt)
+        assert failure.code is ErrorCode.INVALID_ARGUMENT and "5 blocks" in failure.message
+
+
+def test_a_full_queue_refuses(tiny_llama: Path) -> None:
+    with Node(tiny_llama, max_queued=1, max_num_seqs=1) as node:
+        running = node.start(prompt(10, 27), dataclasses.replace(GREEDY, max_tokens=1000))
+        node.master.wait(running.attempt, lambda o: o.started is not None)
+        queued, refused = node.start(prompt(10, 27)), node.start(prompt(10, 27))
+        assert node.master.failure(refused.attempt).code is ErrorCode.RESOURCE_EXHAUSTED
+        node.cancel(running)
+        assert node.master.result(queued).failure is None
+
+
+def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest(tiny_llama: Path) -> None:
+    with Node(tiny_llama) as node:
+        running = node.start(prompt(10, 28), dataclasses.replace(GREEDY, max_tokens=100))
+        node.engine.drain()
+        refused = node.start(prompt(10, 28))
+        assert node.master.failure(refused.attempt).code is ErrorCode.UNAVAILABLE
+        assert len(node.master.result(running).token_ids[0]) == 100
+        assert node.engine.load.is_draining

@@ -1,0 +1,54 @@
+import itertools
+import math
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.randomness import uniform
+
+SEEDS = st.integers(0, 2**64 - 1)
+INDEXES = st.integers(0, 2**32 - 1)
+
+
+@given(SEEDS, INDEXES, INDEXES)
+def test_a_number_is_below_one_and_always_the_same(seed: int, sequence: int, position: int) -> None:
+    number = uniform(seed, sequence, position)
+    assert 0.0 <= number < 1.0
+    assert number == uniform(seed, sequence, position)
+    assert (number * 2**53).is_integer()
+
+
+def test_the_numbers_are_those_of_every_version() -> None:
+    """A change here would change what seeded requests answer, and what a resumed one continues with."""
+    assert [uniform(*place) for place in ((0, 0, 0), (7, 0, 0), (7, 1, 0), (7, 0, 1))] == [
+        0.6916743561463189,
+        0.022130320076874876,
+        0.8405213939782669,
+        0.7883933975330667,
+    ]
+
+
+def test_another_process_draws_the_same() -> None:
+    program = "from worker.randomness import uniform; print(uniform(2**63, 5, 1000).hex())"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert answer.stdout.strip() == uniform(2**63, 5, 1000).hex()
+
+
+def test_places_next_to_each_other_are_independent() -> None:
+    places = list(itertools.product(range(20), range(20), range(20)))
+    numbers = [uniform(*place) for place in places]
+    assert len(set(numbers)) == len(numbers)
+    count, num_bins = len(numbers), 20
+    bins = [0] * num_bins
+    for number in numbers:
+        bins[int(number * num_bins)] += 1
+    expected = count / num_bins
+    chi_square = sum((seen - expected) ** 2 / expected for seen in bins)
+    assert chi_square < 43.8  # 0.999 quantile for 19 degrees of freedom
+    mean = sum(numbers) / count
+    for neighbour in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        shifted = [uniform(*(a + b for a, b in zip(place, neighbour, strict=True))) for place in places]
+        covariance = sum((a - mean) * (b - mean) for a, b in zip(numbers, shifted, strict=True)) / count
+        assert abs(covariance * 12) < 4 / math.sqrt(count)

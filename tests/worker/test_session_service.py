@@ -1,0 +1,342 @@
+"""Sessions over real gRPC, with a real engine behind them."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+
+from protos import session_pb2 as wire
+from protos.codec import decode_to_master, encode_to_worker
+from protos.messages import (
+    CacheEvents,
+    Cancel,
+    DecodeHere,
+    Drain,
+    ErrorCode,
+    Heartbeat,
+    Hello,
+    LoadReport,
+    Role,
+    SamplingParams,
+    Stage,
+    Start,
+    Step,
+    ToMaster,
+    ToWorker,
+    Welcome,
+)
+from protos.session_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from tests.cluster import eventually
+from tests.worker.engine_rig import GREEDY, HOST, Node, Outcome
+from tests.worker.reference import prompt
+from worker.session_service import SessionService
+
+LIMIT_S = 20.0
+SILENCE_S = 0.5
+
+Call = grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]
+
+
+class Served:
+    """A session service on a free port. Its `welcome` and `load` name numbers of their own."""
+
+    def __init__(self, node: Node, master_timeout_s: float) -> None:
+        self.num_drains = 0
+        self.node = node
+        self.sessions = SessionService(
+            node.engine,
+            welcome=self.welcome,
+            load=lambda: node.engine.load,
+            drain=self._drain,
+            master_timeout_s=master_timeout_s,
+        )
+        self._server = grpc.aio.server()
+        add_WorkerServicer_to_server(self.sessions, self._server)
+        self.port = self._server.add_insecure_port(f"{HOST}:0")
+
+    def welcome(self) -> Welcome:
+        limits = self.node.parts.limits
+        return Welcome(
+            "instance",
+            Role.MIX,
+            self.node.parts.loaded.name,
+            5,
+            self.node.parts.layout.fingerprint(),
+            limits.block_size,
+            limits.num_blocks,
+            limits.max_context,
+            limits.max_num_seqs,
+            limits.vocab_size,
+            "1",
+            self.node.parts.port.address,
+        )
+
+    def _drain(self) -> None:
+        self.num_drains += 1
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def close(self) -> None:
+        await self._server.stop(0)
+        await until(lambda: self.sessions.num_sessions == 0)
+        await asyncio.to_thread(self.node.flush)  # the engine has let go of every link of this loop
+
+
+class Session:
+    """A master's end of one session."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.outcomes: dict[int, Outcome] = {}
+        self.num_steps = 0
+        self.num_loads = 0
+        self.snapshots: list[CacheEvents] = []
+
+    async def write(self, *messages: ToWorker) -> None:
+        for message in messages:
+            await self.call.write(encode_to_worker(message))
+
+    async def read(self) -> ToMaster:
+        async with asyncio.timeout(LIMIT_S):
+            message = await self.call.read()
+        assert isinstance(message, wire.ToMaster), f"the session ended: {await self.call.details()}"
+        return decode_to_master(message)
+
+    async def result(self, *attempts: int) -> list[Outcome]:
+        """Reads until the attempts have ended."""
+        outcomes = [self.outcomes.setdefault(attempt, Outcome()) for attempt in attempts]
+        while not all(outcome.ended for outcome in outcomes):
+            self._take(await self.read())
+        return outcomes
+
+    def _take(self, message: ToMaster) -> None:
+        match message:
+            case Step(updates):
+                self.num_steps += 1
+                for update in updates:
+                    self.outcomes.setdefault(update.attempt, Outcome()).add(update)
+            case LoadReport():
+                self.num_loads += 1
+            case CacheEvents():
+                self.snapshots.append(message)
+
+    async def status(self) -> tuple[grpc.StatusCode, str]:
+        """How the worker ended the session; reads what comes before."""
+        async with asyncio.timeout(LIMIT_S):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while isinstance(await self.call.read(), wire.ToMaster):
+                    pass
+            return await self.call.code(), await self.call.details() or ""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(eventually, condition, "what the test waits for", LIMIT_S)
+
+
+def whole(attempt: int, length: int = 20, sampling: SamplingParams = GREEDY) -> Start:
+    return Start(attempt, f"r{attempt}", Stage.WHOLE, prompt(length), sampling, time_limit_s=60.0)
+
+
+@pytest.fixture
+async def served(llama: Node) -> AsyncIterator[Served]:
+    running = Served(llama, LIMIT_S)
+    await running.start()
+    yield running
+    await running.close()
+
+
+@asynccontextmanager
+async def stream(served: Served, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Session]:
+    """A stream on which nothing was said yet."""
+    async with grpc.aio.insecure_channel(f"{HOST}:{served.port}", options=[*options]) as channel:
+        yield Session(WorkerStub(channel).Session())
+
+
+@asynccontextmanager
+async def session(served: Served, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Session]:
+    async with stream(served, options) as begun:
+        await begun.write(Hello("master"))
+        assert await begun.read() == served.welcome()
+        yield begun
+
+
+async def test_hello_is_answered_with_welcome_load_and_the_cache(served: Served) -> None:
+    async with session(served) as mine:
+        news = [await mine.read(), await mine.read()]
+        assert {type(message) for message in news} == {LoadReport, CacheEvents}
+        (snapshot,) = [message for message in news if isinstance(message, CacheEvents)]
+        assert (snapshot.number, snapshot.is_snapshot) == (1, True)
+        assert served.sessions.num_sessions == 1
+
+
+async def test_an_attempt_over_the_wire(served: Served, llama: Node) -> None:
+    async with session(served) as mine:
+        await mine.write(whole(1))
+        (outcome,) = await mine.result(1)
+        assert outcome.token_ids == (await asyncio.to_thread(llama.run, prompt(20))).token_ids
+        assert outcome.failure is None and len(outcome.finish_reasons) == 1
+
+
+async def test_load_comes_though_nothing_happens(served: Served) -> None:
+    async with session(served) as mine:
+        while mine.num_loads < 3:
+            mine._take(await mine.read())
+
+
+@pytest.mark.parametrize("first", [Heartbeat(), whole(1), Cancel(1), DecodeHere(1), Drain()])
+async def test_what_comes_before_hello_ends_the_session(served: Served, first: ToWorker) -> None:
+    async with stream(served) as mine:
+        await mine.write(first)
+        code, details = await mine.status()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "hello" in details
+    assert served.num_drains == 0
+
+
+async def test_a_stream_that_says_nothing_before_it_ends(served: Served) -> None:
+    async with stream(served) as mine:
+        await mine.call.done_writing()
+        code, _ = await mine.status()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_hello_twice_ends_the_session_and_its_work(served: Served, llama: Node) -> None:
+    async with session(served) as mine:
+        await mine.write(whole(1, sampling=dataclasses.replace(GREEDY, max_tokens=1900)), Hello("again"))
+        code, details = await mine.status()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "twice" in details
+    await asyncio.to_thread(llama.quiesce)
+
+
+async def test_a_message_of_no_kind_ends_the_session(served: Served) -> None:
+    async with session(served) as mine:
+        await mine.call.write(wire.ToWorker())
+        assert (await mine.status())[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_two_masters_get_only_their_own(served: Served, llama: Node) -> None:
+    async with session(served) as one, session(served) as two:
+        await one.write(whole(1, 20), whole(2, 21))
+        await two.write(whole(1, 22), whole(3, 23))
+        mine, theirs = await one.result(1, 2), await two.result(1, 3)
+        assert set(one.outcomes) == {1, 2} and set(two.outcomes) == {1, 3}
+        for length, outcome in zip((20, 21, 22, 23), (*mine, *theirs), strict=True):
+            assert outcome.token_ids == (await asyncio.to_thread(llama.run, prompt(length))).token_ids
+
+
+async def test_cancel_and_decode_here_arrive(served: Served, llama: Node) -> None:
+    async with session(served) as mine:
+        long = dataclasses.replace(GREEDY, max_tokens=1900)
+        handed_off = dataclasses.replace(whole(2), stage=Stage.PREFILL)
+        await mine.write(whole(1, sampling=long), Cancel(1), handed_off, DecodeHere(2))
+        cancelled, decoded = await mine.result(1, 2)
+        assert cancelled.finish_reasons == {}
+        assert len(decoded.token_ids[0]) == 20
+    await asyncio.to_thread(llama.quiesce)
+
+
+async def test_drain_is_passed_on(served: Served) -> None:
+    async with session(served) as mine:
+        await mine.write(Drain())
+        await until(lambda: served.num_drains == 1)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        dataclasses.replace(whole(1), prompt_ids=()),
+        dataclasses.replace(whole(1), prompt_ids=(2**32 - 1,)),
+        dataclasses.replace(whole(1), sequences=()),
+        dataclasses.replace(whole(1), sequences=(1, 1)),
+        dataclasses.replace(whole(1), stage=Stage.DECODE),
+        dataclasses.replace(whole(1), time_limit_s=float("nan")),
+        whole(1, sampling=SamplingParams(max_tokens=0)),
+        whole(1, sampling=SamplingParams(temperature=float("nan"))),
+        whole(1, sampling=SamplingParams(logit_bias={2**32 - 1: 1.0})),
+        whole(1, sampling=SamplingParams(bad_words_ids=((2**32 - 1,),))),
+    ],
+)
+async def test_a_start_that_makes_no_sense_fails_alone(served: Served, nonsense: Start) -> None:
+    async with session(served) as mine:
+        await mine.write(whole(7), nonsense, whole(8))
+        before, refused, after = await mine.result(7, 1, 8)
+        assert refused.failure is not None and refused.failure.code is ErrorCode.INVALID_ARGUMENT
+        assert before.token_ids == after.token_ids and before.failure is after.failure is None
+
+
+async def test_a_silent_master_is_dropped_and_its_work_with_it(llama: Node) -> None:
+    served = Served(llama, SILENCE_S)
+    await served.start()
+    async with session(served) as mine, stream(served) as mute:
+        await mine.write(dataclasses.replace(whole(1), stage=Stage.PREFILL))
+        for silent in (mine, mute):
+            code, details = await silent.status()
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "silent" in details
+    await asyncio.to_thread(llama.quiesce)
+    await served.close()
+
+
+async def test_heartbeats_keep_a_session_alive(llama: Node) -> None:
+    served = Served(llama, SILENCE_S)
+    await served.start()
+    async with session(served) as mine:
+        for _ in range(4):
+            await asyncio.sleep(SILENCE_S / 2)
+            await mine.write(Heartbeat())
+        assert served.sessions.num_sessions == 1
+    await served.close()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_the_end_of_a_stream_ends_its_work(served: Served, llama: Node, is_cut: bool) -> None:
+    """Cut, or left in order."""
+    async with session(served) as mine:
+        long = dataclasses.replace(GREEDY, max_tokens=1900)
+        await mine.write(whole(1, sampling=long), dataclasses.replace(whole(2), stage=Stage.PREFILL))
+        while not isinstance(await mine.read(), Step):
+            pass
+        if is_cut:
+            mine.call.cancel()
+        else:
+            await mine.call.done_writing()
+            assert (await mine.status())[0] is grpc.StatusCode.OK
+        await until(lambda: served.sessions.num_sessions == 0)
+    await asyncio.to_thread(llama.quiesce)
+    assert llama.engine.stats.num_decode_tokens < 10**6
+
+
+# A window that never grows, as towards a master whose process is busy.
+NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14))
+
+
+def talkative(attempt: int) -> Start:
+    return whole(attempt, sampling=dataclasses.replace(GREEDY, max_tokens=400, logprobs=20))
+
+
+async def test_what_a_slow_master_does_not_read_coalesces(served: Served, llama: Node) -> None:
+    async with session(served, NARROW) as mine:
+        before = llama.engine.stats.num_steps
+        await mine.write(*(talkative(number) for number in range(4)))
+        await until(lambda: llama.engine.stats.num_steps > before + 100 and llama.engine.num_attempts == 0)
+        num_steps = llama.engine.stats.num_steps - before
+        outcomes = await mine.result(0, 1, 2, 3)
+        for outcome in outcomes:
+            assert len(outcome.token_ids[0]) == len(outcome.logprobs[0]) == 400
+        assert mine.num_steps < num_steps / 2
+
+
+async def test_a_master_that_neither_reads_nor_writes_is_dropped(llama: Node) -> None:
+    """The worker waits to write to it, and must notice all the same."""
+    served = Served(llama, SILENCE_S)
+    await served.start()
+    async with session(served, NARROW) as mine:
+        await mine.write(*(talkative(number) for number in range(4)))
+        await until(lambda: served.sessions.num_sessions == 0)
+        await asyncio.to_thread(llama.quiesce)
+        mine.call.cancel()
+    await served.close()
