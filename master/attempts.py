@@ -33,6 +33,7 @@ _KINDS = {
     ErrorCode.INTERNAL: ErrorKind.INTERNAL,
 }
 RETRY_AFTER_S = 1
+PATIENCE_S = 10.0
 
 
 class Attempts:
@@ -94,7 +95,7 @@ class Attempts:
             request,
             samples,
             output_ids,
-            self._route(prompt, is_retry),
+            await self._route(prompt, is_retry),
             prompt,
             workers=self._workers,
             next_number=self._next_number,
@@ -109,18 +110,33 @@ class Attempts:
         finally:
             self._running.discard(attempt)
 
-    def _route(self, prompt: PromptView, is_retry: bool) -> Route:
-        """Raises ServingError when there is no worker for it."""
-        views = self._workers.views()
-        route = pick_first(views, prompt, self._avoided)
-        if route is None and is_retry:
-            route = pick_last_resort(views, prompt, self._avoided)
-        if route is not None:
-            return route
-        reason = missing_route(views)
+    async def _route(self, prompt: PromptView, is_retry: bool) -> Route:
+        """Raises ServingError when there is no worker for it.
+
+        What has begun can't be asked for again by its client, so it waits a while for one that restarts or was cut off.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S if is_retry else 0):
+                while True:
+                    views = self._workers.views()
+                    route = pick_first(views, prompt, self._avoided)
+                    if route is None and is_retry:
+                        route = pick_last_resort(views, prompt, self._avoided)
+                    if route is not None:
+                        return route
+                    await self._workers.changed()
+        except TimeoutError:
+            raise self._refusal(prompt, is_retry) from None
+
+    def _refusal(self, prompt: PromptView, is_retry: bool) -> ServingError:
+        """Why there is no route."""
+        reason = missing_route(self._workers.views())
         if reason is not None:
-            raise ServingError(ErrorKind.UNAVAILABLE, reason, retry_after_s=RETRY_AFTER_S)
-        raise invalid("max_tokens", f"prompt and completion of {prompt.max_total_tokens} tokens fit no worker's memory")
+            return ServingError(ErrorKind.UNAVAILABLE, reason, retry_after_s=RETRY_AFTER_S)
+        problem = f"prompt and completion of {prompt.max_total_tokens} tokens fit no worker's memory"
+        if is_retry:  # they did fit one
+            return ServingError(ErrorKind.UNAVAILABLE, problem, retry_after_s=RETRY_AFTER_S)
+        return invalid("max_tokens", problem)
 
     def _check_retry(self, error: AttemptFailed, failures: Failures) -> None:
         """Returns when what is unfinished may be tried again; else raises what the client is told."""

@@ -42,6 +42,7 @@ class Workers:
         self._on_change = on_change
         self._access = access
         self._known: dict[str, _Known] = {}
+        self._next_change = asyncio.Event()
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
@@ -62,6 +63,10 @@ class Workers:
     def views(self) -> list[WorkerView]:
         """Of the workers that take new attempts now."""
         return [known.session.view() for known in self._known.values() if known.session.is_usable]
+
+    async def changed(self) -> None:
+        """Returns when a worker has become usable, or ceased to be."""
+        await self._next_change.wait()
 
     def add_static(self, address: str) -> None:
         """A worker from the command line; its address is its name."""
@@ -132,4 +137,6 @@ class Workers:
         for name, known in list(self._known.items()):
             if not known.is_listed and known.session.welcome is None:
                 self._forget(name)
+        self._next_change.set()
+        self._next_change = asyncio.Event()
         self._on_change()

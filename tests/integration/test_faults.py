@@ -16,9 +16,8 @@ from tests.cluster import Cluster, Process, eventually
 from tests.etcd_process import EtcdProcess
 from tests.streams import Asked, Streams, assert_undisturbed
 
-HEARTBEAT_S = 2.0
-FLAGS = (f"--heartbeat_timeout_s={HEARTBEAT_S:g}",)
-WORKER_FLAGS = (*FLAGS, "--num_blocks=2000", "--max_tokens_per_step=128", "--stall_timeout_s=1")
+FLAGS = ("--heartbeat_timeout_s=3",)
+WORKER_FLAGS = (*FLAGS, "--num_blocks=2000", "--max_tokens_per_step=128")
 NUM_STREAMS = 6
 ONCE = RetryPolicy(max_attempts=1)  # what the client would hide must be seen
 PROMPT = tuple(range(10, 90))
@@ -46,7 +45,8 @@ def stall_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fleet(tiny_llama: Path, stall_file: Path) -> Iterator[Cluster]:
     """Two PREFILL and two DECODE workers; the engine of decode-1 stands still while `stall_file` exists."""
     roles = ["PREFILL", "PREFILL", "DECODE", "DECODE"]
-    cluster = Cluster(tiny_llama, roles, worker_flags=WORKER_FLAGS, master_flags=FLAGS)
+    flags_of = {"decode-1": ["--stall_timeout_s=2"]}
+    cluster = Cluster(tiny_llama, roles, worker_flags=WORKER_FLAGS, flags_of=flags_of, master_flags=FLAGS)
     cluster.workers["decode-1"].module = "tests.stalling_worker"
     cluster.workers["decode-1"].environ = {"STALL_FILE": str(stall_file)}
     with cluster:

@@ -172,13 +172,41 @@ async def test_what_has_begun_goes_on_wherever_there_is_a_worker() -> None:
         assert token_ids(attempts) == [40]
 
 
-async def test_the_last_worker_lost_is_the_clients_to_know() -> None:
+async def test_what_has_begun_waits_for_its_only_worker_to_come_back() -> None:
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        attempts, running = begin(fleet)
+        mix.emits(await mix.hear(Start), 0, 40)
+        await soon(lambda: token_ids(attempts) == [40])
+        await fleet.leave(mix)
+        async with mix.successor() as again:
+            start = await again.hear(Start)
+            assert start.output_ids == (40,)
+            again.emits(start, 1, 41, finish=STOP)
+            await running
+        assert token_ids(attempts) == [40, 41]
+
+
+async def test_the_last_worker_lost_is_the_clients_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("master.attempts.PATIENCE_S", 0.1)
     async with fleet_of(Role.MIX) as (fleet, (mix,)):
         _, running = begin(fleet)
         await mix.hear(Start)
         await mix.die()
         error = await error_of(running)
+        assert (error.kind, error.message) == (ErrorKind.UNAVAILABLE, "no worker is connected")
+
+
+async def test_only_workers_that_are_too_small_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was fine when it came, so it is not the client's mistake."""
+    monkeypatch.setattr("master.attempts.PATIENCE_S", 0.1)
+    async with ScriptedWorker("small", Role.MIX, num_blocks=3) as small, fleet_of(Role.MIX) as (fleet, (mix,)):
+        await fleet.join(small)
+        _, running = begin(fleet)
+        await mix.hear(Start)
+        await mix.die()
+        error = await error_of(running)
         assert error.kind is ErrorKind.UNAVAILABLE
+        assert "18 tokens" in error.message
 
 
 async def test_cancelling_while_samples_fail_ends_it() -> None:

@@ -1,0 +1,106 @@
+"""Many requests over two small engines, with cancels and take-backs at whatever moment: all ends are clean."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protos.messages import AttemptUpdate, ErrorCode, KvSource, SamplingParams, Stage, Start
+from tests.worker.engine_rig import Node
+from tests.worker.reference import prompt
+
+NUM_REQUESTS = 40
+SAMPLES = (0, 1)
+SAMPLING = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
+PROMPTS = [prompt(length, 40) for length in (1, 15, 16, 17, 33, 60)]
+
+Act = Callable[[Node, Start], None]
+
+
+def cancel(node: Node, start: Start) -> None:
+    node.cancel(start)
+
+
+def cancel_leader(node: Node, start: Start) -> None:
+    node.cancel(start, 0)
+
+
+def decode_here(node: Node, start: Start) -> None:
+    node.engine.decode_here(node.master, start.attempt)
+
+
+def decode_here_and_cancel(node: Node, start: Start) -> None:
+    decode_here(node, start)
+    cancel(node, start)
+
+
+class Disturbed:
+    """Does something to some attempts of one node, each when a number of updates of it have come."""
+
+    def __init__(self, node: Node, choice: random.Random, acts: list[Act]) -> None:
+        self.starts: dict[int, Start] = {}
+        self._node = node
+        self._choice = choice
+        self._acts = acts
+        self._due: dict[int, tuple[int, Act]] = {}
+
+    def add(self, start: Start) -> None:
+        self.starts[start.attempt] = start
+        if self._choice.random() < 0.6:
+            self._due[start.attempt] = (self._choice.randint(0, 6), self._choice.choice(self._acts))
+            self.count(start.attempt)
+
+    def count(self, attempt: int) -> None:
+        if attempt not in self._due:
+            return
+        left, act = self._due.pop(attempt)
+        if left == 0:
+            act(self._node, self.starts[attempt])
+        else:
+            self._due[attempt] = (left - 1, act)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("transport", ["vm_read", "tcp"])
+def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
+    seed: int, transport: str, tiny_llama: Path, llama: Node
+) -> None:
+    choice = random.Random(seed)
+    expected = {ids: llama.run(ids, SAMPLING, sequences=SAMPLES).token_ids for ids in PROMPTS}
+    small = {"num_blocks": 16, "max_tokens_per_step": 20, "max_num_seqs": 6}
+    with Node(tiny_llama, **small) as prefill, Node(tiny_llama, **small, transports=(transport,)) as decode:
+        firsts = Disturbed(prefill, choice, [cancel, cancel_leader, decode_here, decode_here_and_cancel])
+        seconds = Disturbed(decode, choice, [cancel, cancel_leader])
+
+        def on_prefill(update: AttemptUpdate) -> None:
+            if update.started is not None and update.started.kv_source is not None:
+                begin_decode(prefill_starts[update.attempt], update.started.kv_source)
+            firsts.count(update.attempt)
+
+        def begin_decode(first: Start, source: KvSource) -> None:
+            seconds.add(decode.start(first.prompt_ids, SAMPLING, Stage.DECODE, sequences=SAMPLES, kv_source=source))
+
+        # known before the engine can tell of them
+        prefill_starts = {
+            number: Start(number, "r", Stage.PREFILL, choice.choice(PROMPTS), SAMPLING, sequences=SAMPLES)
+            for number in range(1, NUM_REQUESTS + 1)
+        }
+        prefill.master.on_update(on_prefill)
+        decode.master.on_update(lambda update: seconds.count(update.attempt))
+        for start in prefill_starts.values():
+            prefill.engine.begin(prefill.master, start)
+            firsts.add(start)
+        prefill.quiesce()
+        decode.quiesce()
+        num_finished = 0
+        for node, starts in ((prefill, prefill_starts), (decode, seconds.starts)):
+            assert node.master.problem is None
+            for start in starts.values():
+                outcome = node.master.outcome(start.attempt)
+                assert outcome.ended
+                assert outcome.failure is None or outcome.failure.code is ErrorCode.TRANSFER_FAILED, outcome.failure
+                for index, token_ids in outcome.token_ids.items():
+                    assert token_ids == expected[start.prompt_ids][index][: len(token_ids)]
+                num_finished += len(outcome.finish_reasons)
+        assert num_finished > NUM_REQUESTS / 4
