@@ -4,10 +4,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.checkpoints import Family, make_checkpoint
 from tests.worker.engine_rig import BLOCK_SIZE, Node
 from tests.worker.reference import Reference
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """More only get in each other's way with models this small."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

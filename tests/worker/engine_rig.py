@@ -188,7 +188,7 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and self._is_running:
                 self.quiesce()
         finally:
             self.close()
@@ -203,11 +203,13 @@ class Node:
 
     def quiesce(self) -> None:
         """Waits until no attempt is left; checks that no block, export or queued sequence is either."""
+        self.flush()
         eventually(lambda: self.engine.num_attempts == 0, "every attempt is released")
-        eventually(lambda: self.engine.load.held_blocks == 0, "every block is released")
+        self.flush()
         self.pool.check()
         load = self.engine.load
-        assert (load.queued_requests, load.running_sequences, load.exports) == (0, 0, 0), load
+        held = (load.queued_requests, load.running_sequences, load.exports, load.held_blocks)
+        assert held == (0, 0, 0, 0), load
         assert self.parts.port.sent.num_open_exports == 0
         assert self.pool.num_free + self.pool.num_cached == self.pool.num_blocks
 

@@ -12,7 +12,7 @@ from protos.messages import AttemptUpdate, ErrorCode, Stage, Start
 from tests.worker.engine_rig import BLOCK_SIZE, GREEDY, SEEDED, ForeignPrefill, Node, offer
 from tests.worker.reference import prompt
 
-LONG = dataclasses.replace(GREEDY, max_tokens=500)
+LONG = dataclasses.replace(GREEDY, max_tokens=1900)
 
 
 def has_started(update: AttemptUpdate) -> bool:

@@ -68,7 +68,7 @@ def test_a_higher_priority_goes_first(tiny_llama: Path) -> None:
                 order.append(attempt)
 
         node.master.on_update(lambda u: note(u.attempt, any(d.finish_reason is not None for d in u.deltas)))
-        running = node.start(prompt(10, 22), dataclasses.replace(GREEDY, max_tokens=200))
+        running = node.start(prompt(10, 22), dataclasses.replace(GREEDY, max_tokens=600))
         node.master.wait(running.attempt, lambda o: o.started is not None)
         later = node.start(prompt(10, 22), priority=5)
         sooner = node.start(prompt(10, 22), priority=-5)

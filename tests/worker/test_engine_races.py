@@ -55,20 +55,21 @@ class Disturbed:
         if attempt not in self._due:
             return
         left, act = self._due.pop(attempt)
-        if left == 0:
+        if left == 0 and self._node.master.outcome(attempt).failure is None:
             act(self._node, self.starts[attempt])
-        else:
+        elif left > 0:
             self._due[attempt] = (left - 1, act)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("transport", ["vm_read", "tcp"])
 def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
     seed: int, transport: str, tiny_llama: Path, llama: Node
 ) -> None:
     choice = random.Random(seed)
     expected = {ids: llama.run(ids, SAMPLING, sequences=SAMPLES).token_ids for ids in PROMPTS}
-    small = {"num_blocks": 16, "max_tokens_per_step": 20, "max_num_seqs": 6}
+    # the lease is for hand-offs whose decode side is cancelled alone, which no master does
+    small = {"num_blocks": 16, "max_tokens_per_step": 20, "max_num_seqs": 6, "kv_lease_s": 0.5}
     with Node(tiny_llama, **small) as prefill, Node(tiny_llama, **small, transports=(transport,)) as decode:
         firsts = Disturbed(prefill, choice, [cancel, cancel_leader, decode_here, decode_here_and_cancel])
         seconds = Disturbed(decode, choice, [cancel, cancel_leader])
@@ -95,7 +96,7 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
         decode.quiesce()
         num_finished = 0
         for node, starts in ((prefill, prefill_starts), (decode, seconds.starts)):
-            assert node.master.problem is None
+            assert node.master.problem is None, node.master.problem
             for start in starts.values():
                 outcome = node.master.outcome(start.attempt)
                 assert outcome.ended

@@ -160,7 +160,7 @@ async def test_a_master_knows_the_cache_whenever_it_takes(moves: list[tuple[int,
         cache ^= {key(number)}
         link.deliver([], [removed(number) if is_there else stored(number)])
         if takes:
-            for message in await link.take(0.001):
+            for message in await take(link):
                 assert isinstance(message, CacheEvents)
                 assert known.isdisjoint(message.stored) and known.issuperset(message.removed)
                 known = (known | set(message.stored)) - set(message.removed)

@@ -96,8 +96,8 @@ def test_of_equals_at_the_edge_of_the_nucleus_the_first_stay() -> None:
 
 
 def test_a_nucleus_larger_than_what_is_sorted_first() -> None:
-    seen = draws(SamplingParams(top_p=0.9), 300, [0.0] * 20000)
-    assert max(seen) < 18000 and len(seen) > 250
+    seen = draws(SamplingParams(top_p=0.9), 100, [0.0] * 5000)
+    assert max(seen) < 4500 and len(seen) > 90
 
 
 def test_presence_and_frequency_penalties_count_the_output() -> None:
@@ -209,7 +209,7 @@ def any_row(draw: st.DrawFn) -> tuple[list[float], SamplingRow]:
 
 
 @given(st.lists(any_row(), min_size=1, max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_who_else_is_in_the_batch_changes_nothing(
     rows: list[tuple[list[float], SamplingRow]],
 ) -> None:
