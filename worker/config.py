@@ -89,7 +89,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     )
     max_num_seqs: int = flag(64, "Sequences that run at once", group="Scheduling", check=checks.at_least(1))
     max_queued: int = flag(
-        1024, "Attempts that may wait; more are refused", group="Scheduling", check=checks.at_least(0)
+        1024, "Attempts that may wait; more are refused", group="Scheduling", check=checks.at_least(1)
     )
     max_context: int | None = flag(
         None,

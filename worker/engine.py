@@ -83,6 +83,10 @@ class Engine:
         self._thread.join()
         self._grammars.close()
 
+    def join(self) -> None:
+        """Blocks until the engine has ended, by `stop` or by a fault of ours."""
+        self._thread.join()
+
     def attach(self, link: Link) -> None:
         """A master connected; it gets a snapshot of the prefix cache."""
         self._post(partial(self._on_attach, link))

@@ -37,6 +37,10 @@ REGISTRY_TTL_S = 6
 DRAIN_CHECK_S = 0.1
 
 
+class EngineDied(RuntimeError):
+    """Nothing can be computed here any more."""
+
+
 class Worker:
     """`parts` come with a bound transfer port and an engine that is not started yet; `run` ends both."""
 
@@ -52,7 +56,7 @@ class Worker:
         self._instance = ""
 
     async def run(self, stop: StopSignal) -> None:
-        """Serves until told to stop, and drained. Raises FlagError when it cannot begin."""
+        """Serves until told to stop, and drained. Raises FlagError when it cannot begin, and EngineDied."""
         config, engine = self._config, self._parts.engine
         sessions = SessionService(
             engine,
@@ -88,9 +92,18 @@ class Worker:
             if self._tls is not None:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._tls.reload)
             logger.info("%s serves as %s", self._instance, config.effective_role.value)
-            await stop.wait()
+            await self._stopped(stop)
             self._begin_drain()
             await self._finish_work(stop)
+
+    async def _stopped(self, stop: StopSignal) -> None:
+        """Returns when told to stop. Raises EngineDied: then masters go on elsewhere, and a supervisor begins anew."""
+        stopping = asyncio.create_task(stop.wait())
+        dying = asyncio.create_task(asyncio.to_thread(self._parts.engine.join))
+        await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if dying.done():
+            raise EngineDied("the engine ended by an error of its own; the log has it")
 
     def not_ready_reason(self) -> str | None:
         """None when an attempt sent here would be served now."""
