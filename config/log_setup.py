@@ -1,8 +1,13 @@
 """Where log lines go and how they look: stderr, one line per record, time first."""
 
 import logging
+import os
 import sys
 from enum import Enum
+
+# gRPC's core writes lines of its own to stderr, about what is raised as an error anyway. It looks at this when imported,
+# which is why this module is imported before it.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"

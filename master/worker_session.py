@@ -10,17 +10,12 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-import grpc
-import grpc.aio
-
+from master.session_call import CALL_ENDS, SessionCall, WorkerLost, describe, refusal_of, session_call
 from master.worker_access import PLAIN, WorkerAccess
 from master.worker_view import WorkerView
-from protos import session_pb2 as wire
-from protos.codec import decode_to_master, encode_to_worker
 from protos.messages import (
     AttemptUpdate,
     CacheEvents,
@@ -36,11 +31,9 @@ from protos.messages import (
     Stage,
     Start,
     Step,
-    ToMaster,
     ToWorker,
     Welcome,
 )
-from protos.session_pb2_grpc import WorkerStub
 
 logger = logging.getLogger(__name__)
 
@@ -48,27 +41,8 @@ CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_INTERVAL_S = 1.0
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
-MESSAGE_LIMIT_BYTES = 64 << 20
-
-_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-
-# What ends a connection. InvalidStateError is what writing into a call that is over raises.
-_ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
-
-T = TypeVar("T")
 
 OnUpdate = Callable[["Leg", AttemptUpdate], None]
-
-
-class WorkerLost(Exception):
-    """The session ended; the message says how."""
 
 
 @dataclass(eq=False)
@@ -206,7 +180,7 @@ class WorkerSession:
             while True:
                 try:
                     await self._connect()
-                except (WorkerLost, *_ENDS) as error:
+                except CALL_ENDS as error:
                     pause_s = self._on_end(error, pause_s)
                 except Exception as error:
                     logger.exception("worker %s: the session failed, trying again", self.name)
@@ -218,32 +192,28 @@ class WorkerSession:
     def _on_end(self, error: Exception, pause_s: float) -> float:
         """Returns for how long to wait before the next connection; `pause_s` was the wait before this one."""
         was_open = self.welcome is not None
-        self._lose(_describe(error))
+        self._lose(describe(error))
         is_news = was_open
-        if (refusal := _refusal(error)) is not None:
+        if (refusal := refusal_of(error)) is not None:
             logger.log(logging.DEBUG if self._was_refused else logging.WARNING, "worker %s %s", self.name, refusal)
             is_news, self._was_refused = False, True
-        logger.log(logging.WARNING if is_news else logging.DEBUG, "worker %s: %s", self.name, _describe(error))
+        logger.log(logging.WARNING if is_news else logging.DEBUG, "worker %s: %s", self.name, describe(error))
         return MIN_PAUSE_S if was_open else min(pause_s * 2, MAX_PAUSE_S)
 
     async def _connect(self) -> None:
         """Runs one connection; ends only with an error."""
-        async with self._access.channel(self.address, _OPTIONS) as channel:
-            call = WorkerStub(channel).Session(metadata=self._access.metadata)
-            try:
-                await _within(CONNECT_TIMEOUT_S, call.write(encode_to_worker(Hello(self._master_id))))
-                welcome = await self._read(call, CONNECT_TIMEOUT_S)
-                if not isinstance(welcome, Welcome):
-                    raise ValueError(f"the first message must be welcome, not {type(welcome).__name__}")
-                if self._is_name_known and welcome.instance != self.name:
-                    raise ValueError(f"{welcome.instance} has its address, {self.address}")
-                await _first_to_end(self._receive(call, welcome), self._transmit(call))
-            finally:
-                call.cancel()
+        async with session_call(self.address, self._access) as call:
+            await call.write(Hello(self._master_id), CONNECT_TIMEOUT_S)
+            welcome = await call.read(CONNECT_TIMEOUT_S)
+            if not isinstance(welcome, Welcome):
+                raise ValueError(f"the first message must be welcome, not {type(welcome).__name__}")
+            if self._is_name_known and welcome.instance != self.name:
+                raise ValueError(f"{welcome.instance} has its address, {self.address}")
+            await _first_to_end(self._receive(call, welcome), self._transmit(call))
 
-    async def _receive(self, call: "grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]", welcome: Welcome) -> None:
+    async def _receive(self, call: SessionCall, welcome: Welcome) -> None:
         while True:
-            match await self._read(call, self._silence_s):
+            match await call.read(self._silence_s):
                 case Step(updates):
                     for update in updates:
                         self._on_update(update)
@@ -254,26 +224,16 @@ class WorkerSession:
                 case Welcome():
                     raise ValueError("welcome came twice")
 
-    async def _transmit(self, call: "grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]") -> None:
+    async def _transmit(self, call: SessionCall) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await _within(HEARTBEAT_INTERVAL_S, self._has_outgoing.wait())
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+                    await self._has_outgoing.wait()
             self._has_outgoing.clear()
             if not self._outgoing:
-                await _within(self._silence_s, call.write(encode_to_worker(Heartbeat())))
+                await call.write(Heartbeat(), self._silence_s)
             while self._outgoing:
-                await _within(self._silence_s, call.write(encode_to_worker(self._outgoing.popleft())))
-
-    async def _read(
-        self, call: "grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]", timeout_s: float
-    ) -> ToMaster:
-        try:
-            message = await _within(timeout_s, call.read())
-        except TimeoutError as error:
-            raise WorkerLost(f"silent for {timeout_s:g} s") from error
-        if not isinstance(message, wire.ToMaster):
-            raise WorkerLost(f"closed the session: {await call.details() or 'no reason given'}")
-        return decode_to_master(message)
+                await call.write(self._outgoing.popleft(), self._silence_s)
 
     def _open(self, welcome: Welcome) -> None:
         logger.info("worker %s: connected, %s, incarnation %d", self.name, welcome.role.value, welcome.incarnation)
@@ -347,11 +307,6 @@ class WorkerSession:
             self._has_outgoing.set()
 
 
-async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
-    async with asyncio.timeout(timeout_s):
-        return await awaitable
-
-
 async def _first_to_end(*endless: Coroutine[None, None, None]) -> None:
     """Runs them side by side until one raises, and raises that.
 
@@ -365,20 +320,3 @@ async def _first_to_end(*endless: Coroutine[None, None, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _refusal(error: Exception) -> str | None:
-    """What a person has to put right; None for what time may heal."""
-    if not isinstance(error, grpc.aio.AioRpcError):
-        return None
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return f"refused our token: {error.details()}; see --cluster_token"
-    if "handshake" in (error.details() or "").lower():
-        return f"and this master can't agree on TLS: {error.details()}; see --worker_tls_ca_file"
-    return None
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__

@@ -69,7 +69,7 @@ class EmbeddedEtcd:
         try:
             self._port = server.add_insecure_port(self.address)
         except RuntimeError as error:
-            raise OSError(f"etcd cannot listen on {self.address}: {error}") from error
+            raise OSError(f"etcd cannot listen on {self.address}: in use, or not an address here") from error
         await server.start()
         self._server = server
         self._sweeping = asyncio.create_task(leases.sweep(), name="embedded etcd leases")

@@ -28,6 +28,7 @@ HELD = (
 LOG_TAIL_LINES = 40
 BLOCK_STATES = ("free", "cached", "held")
 PATIENCE_S = 60.0
+END_TIMEOUT_S = 20.0
 
 
 def free_port(host: str = HOST) -> int:
@@ -108,16 +109,20 @@ class Process:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
 
-    def end(self) -> None:
-        """SIGTERM, then SIGKILL; harmless twice."""
-        if self._process is None or self._process.poll() is not None:
-            return
+    def end(self) -> int | None:
+        """`terminate`, and `ended`."""
         self.terminate()
+        return self.ended()
+
+    def ended(self) -> int | None:
+        """The exit status of a process that was told to end, None if it was never started; SIGKILL if it does not."""
+        if self._process is None:
+            return None
         try:
-            self._process.wait(20)
+            return self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
     def get(self, path: str) -> tuple[int, str]:
         """(status, body) of a GET; status 0 when nobody answers."""
@@ -218,21 +223,26 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Told to end all at once, every process that still runs must do so, with status 0."""
         if error is not None:
             self._print_logs()
-        self._close()
+        running = [process for process in (self.master, *self.workers.values()) if process.is_running]
+        statuses = self._close()
+        if error is None:
+            assert all(statuses[process.name] == 0 for process in running), statuses
 
     def _print_logs(self) -> None:
         for process in (self.master, *self.workers.values()):
             print(f"--- {process.name}\n" + "\n".join(process.life_log.splitlines()[-LOG_TAIL_LINES:]))
 
-    def _close(self) -> None:
+    def _close(self) -> dict[str, int | None]:
+        """Exit statuses by name; None for one that was never started, negative for one that did not end by itself."""
         processes = (*self.workers.values(), self.master)
         for process in processes:
             process.terminate()
-        for process in processes:
-            process.end()
+        statuses = {process.name: process.ended() for process in processes}
         self._folder.cleanup()
+        return statuses
 
     def wait_until_ready(self) -> None:
         """Until the master is ready and connected to every running worker."""

@@ -74,7 +74,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     )
     enable_prefix_cache: bool = flag(True, "Reuse the KV of equal prompt beginnings", group="KV cache")
     kv_lease_s: float = flag(
-        30.0,
+        60.0,
         "How long KV waits for a decode worker that shows no progress",
         group="KV cache",
         unit="s",

@@ -148,6 +148,8 @@ def test_a_chat_is_carried() -> None:
         messages,
         {
             "tools": [{"type": "function"}],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+            "parallel_tool_calls": False,
             "chat_template_kwargs": {"think": True},
             "add_generation_prompt": False,
             "n": 2,
@@ -157,10 +159,17 @@ def test_a_chat_is_carried() -> None:
     assert (request.messages[0].name, request.messages[2].tool_call_id) == ("ann", "1")
     assert json.loads(request.messages[1].tool_calls_json) == messages[1]["tool_calls"]
     assert json.loads(request.tools_json) == [{"type": "function"}]
+    assert json.loads(request.tool_choice_json) == {"type": "function", "function": {"name": "weather"}}
+    assert request.HasField("parallel_tool_calls") and not request.parallel_tool_calls
     assert json.loads(request.chat_template_kwargs_json) == {"think": True}
     assert request.HasField("add_generation_prompt")
     assert not request.add_generation_prompt
     assert request.options.n == 2
+
+
+def test_what_is_not_said_of_tools_stays_unset() -> None:
+    assert chat_request([], {"tool_choice": None, "parallel_tool_calls": None}) == chat_request([], {})
+    assert json.loads(chat_request([], {"tool_choice": "required"}).tool_choice_json) == "required"
 
 
 def test_a_message_that_does_not_fit_is_refused_by_its_place() -> None:

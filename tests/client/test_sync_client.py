@@ -24,6 +24,7 @@ from protos.messages import FinishReason
 from tests.scripted_service import INSTANCE, MAX_CONTEXT, ScriptedService, serving
 
 TIMEOUT_S = 30.0
+ADD = {"type": "function", "function": {"name": "add"}}
 QUICK = RetryPolicy(max_attempts=3, first_wait_s=0.001, longest_wait_s=0.002)
 
 
@@ -86,9 +87,7 @@ async def test_stream_gives_deltas_and_then_usage(client: Client, service: Scrip
 
 async def test_chat_goes_through_the_template(client: Client, service: ScriptedService) -> None:
     messages: list[Message] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
-    completion = await asyncio.to_thread(
-        client.chat, messages, tools=[{"type": "function"}], chat_template_kwargs={"suffix": "!"}
-    )
+    completion = await asyncio.to_thread(client.chat, messages, tools=[ADD], chat_template_kwargs={"suffix": "!"})
     assert completion.text == "<system>be kind<user>hello[1 tools]!<assistant>"
 
 

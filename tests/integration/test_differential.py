@@ -15,7 +15,7 @@ import transformers
 from client.options import GenerateOptions
 from client.results import Choice, Completion
 from pdserve import Client
-from pdserve.demo_model import PACKAGE, ensure_demo_model
+from pdserve.demo_model import PACKAGE, default_cache_dir, ensure_demo_model
 from protos.messages import FinishReason
 from tests.cluster import Cluster, eventually
 
@@ -283,8 +283,8 @@ def test_one_side_cold_and_the_other_warm(pair: Pair, cold: str) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="the demo model's package is not installed")
-def test_the_demo_model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    model = ensure_demo_model(tmp_path_factory.getbasetemp() / "demo", lambda _: None)
+def test_the_demo_model() -> None:
+    model = ensure_demo_model(default_cache_dir(), lambda _: None)
     with Cluster(model, ["PREFILL", "DECODE"]) as cluster, Client(cluster.grpc_address, timeout_s=200) as client:
         prompt = client.tokenize([{"role": "user", "content": "What is the capital of France?"}])
         completion = client.generate(prompt, **greedy(max_tokens=8))

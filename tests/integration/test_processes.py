@@ -58,8 +58,9 @@ class Processes:
             if kind is not None:
                 print(f"--- {process.name}\n{process.life_log}")
             process.terminate()
-        for process in self.all:
-            process.end()
+        statuses = {process.name: process.ended() for process in self.all}
+        if kind is None:
+            assert not any(statuses.values()), statuses
 
 
 def run(module: str, *flags: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

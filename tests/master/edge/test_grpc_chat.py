@@ -10,6 +10,8 @@ from tests.grpc_calls import all_of, failure_of, metadata_of
 from tests.scripted_service import MAX_CONTEXT, ScriptedService, serving
 
 TIMEOUT_S = 30.0
+TOOLS = """[{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}},
+            {"type": "function", "function": {"name": "sub"}}]"""
 
 
 @pytest.fixture
@@ -38,7 +40,8 @@ def chat(*contents: str, **fields: object) -> wire.ChatRequest:
         (chat("hello", "you"), "<user>hello<user>you<assistant>"),
         (chat("hello", add_generation_prompt=False), "<user>hello"),
         (chat("hello", continue_final_message=True), "<user>hello"),
-        (chat("hello", tools_json='[{"type": "function"}]'), "<user>hello[1 tools]<assistant>"),
+        (chat("hello", tools_json=TOOLS), "<user>hello[2 tools]<assistant>"),
+        (chat("hello", tools_json=TOOLS, tool_choice_json='"none"'), "<user>hello<assistant>"),
         (chat("hello", chat_template_kwargs_json='{"suffix": "!"}'), "<user>hello!<assistant>"),
         (chat("hello" * MAX_CHARACTERS_IN_LOOP), f"<user>{'hello' * MAX_CHARACTERS_IN_LOOP}<assistant>"),
     ],
@@ -69,6 +72,13 @@ async def test_a_chat_goes_through_the_template(
         (chat("hello", tools_json="{"), "tools_json", "JSON"),
         (chat("hello", tools_json="[1]"), "tools_json", "array of objects"),
         (chat("hello", tools_json="[" * 100_000), "tools_json", "JSON"),
+        (chat("hello", tools_json='[{"type": "function"}]'), "tools[0].function", "missing"),
+        (chat("hello", tools_json=TOOLS.replace("sub", "add")), "tools[1].function.name", "'add'"),
+        (chat("hello", tools_json="[" + '{"a":' * 99 + "1" + "}" * 99 + "]"), "tools[0]", "nested"),
+        (chat("hello", tool_choice_json="required"), "tool_choice_json", "JSON"),
+        (chat("hello", tool_choice_json='"required"'), "tool_choice", "no tools"),
+        (chat("hello", tool_choice_json="7", tools_json=TOOLS), "tool_choice", "7"),
+        (chat("hello", tool_choice_json='"required"', tools_json=TOOLS), "tool_choice", "not known"),
         (chat("hello", chat_template_kwargs_json="[]"), "chat_template_kwargs_json", "object"),
         (chat("hello", chat_template_kwargs_json='{"tools": []}'), "messages", "chat_template_kwargs"),
         (chat("hello", add_generation_prompt=True, continue_final_message=True), "messages", "exclude"),
