@@ -52,9 +52,11 @@ class GenerateOptions(Options, total=False):
 
 
 class TemplateOptions(TypedDict, total=False):
-    """How messages become a prompt."""
+    """How messages become a prompt, and what may be called. Tools and their choice are in OpenAI's form."""
 
     tools: Sequence[Mapping[str, object]] | None
+    tool_choice: str | Mapping[str, object] | None
+    parallel_tool_calls: bool | None
     chat_template_kwargs: Mapping[str, object] | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
@@ -136,9 +138,9 @@ def _chat(messages: Sequence[Message], options: TemplateOptions) -> wire.ChatReq
     request = wire.ChatRequest(
         messages=[_chat_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
     )
-    for name in ("tools", "chat_template_kwargs"):
+    for name in ("tools", "tool_choice", "chat_template_kwargs"):
         _fill(request, f"{name}_json", _json(options.get(name), name), name)
-    for name in ("add_generation_prompt", "continue_final_message"):
+    for name in ("parallel_tool_calls", "add_generation_prompt", "continue_final_message"):
         _fill(request, name, options.get(name))
     return request
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from client.errors import InternalError
-from client.results import Choice, Completion, Delta, Timeline, Usage
+from client.results import Choice, Completion, Delta, Timeline, ToolCall, ToolCallDelta, Usage
 from protos import inference_pb2 as wire
 from protos.messages import TokenLogprobs
 from protos.sampling_codec import decode_finish_reason, decode_logprobs
@@ -59,6 +59,22 @@ def _join(deltas: list[Delta]) -> Choice:
         logprobs=tuple(item for delta in deltas for item in delta.logprobs),
         finish_reason=deltas[-1].finish_reason,
         matched_stop=deltas[-1].matched_stop,
+        reasoning_text="".join(delta.reasoning_text for delta in deltas),
+        tool_calls=_join_calls(part for delta in deltas for part in delta.tool_calls),
+    )
+
+
+def _join_calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    by_index: dict[int, list[ToolCallDelta]] = {}
+    for part in parts:
+        by_index.setdefault(part.index, []).append(part)
+    return tuple(
+        ToolCall(
+            id="".join(part.id or "" for part in by_index[index]),
+            name="".join(part.name or "" for part in by_index[index]),
+            arguments="".join(part.arguments for part in by_index[index]),
+        )
+        for index in sorted(by_index)
     )
 
 
@@ -70,7 +86,13 @@ def _decode_delta(choice: wire.ChoiceDelta) -> Delta:
         logprobs=decode_logprobs(choice.logprobs),
         finish_reason=decode_finish_reason(choice.finish_reason) if choice.HasField("finish_reason") else None,
         matched_stop=choice.matched_stop if choice.HasField("matched_stop") else None,
+        reasoning_text=choice.reasoning_text,
+        tool_calls=tuple(_decode_call(call) for call in choice.tool_calls),
     )
+
+
+def _decode_call(call: wire.ToolCallDelta) -> ToolCallDelta:
+    return ToolCallDelta(call.index, call.arguments, call.id or None, call.name or None)
 
 
 def _decode_usage(usage: wire.Usage) -> Usage:
@@ -78,6 +100,7 @@ def _decode_usage(usage: wire.Usage) -> Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 

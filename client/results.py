@@ -8,11 +8,15 @@ from protos.messages import FinishReason, LoadReport, Role, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens; `cached_tokens` of the prompt were found in a prefix cache and not computed."""
+    """Tokens; `cached_tokens` of the prompt were found in a prefix cache and not computed.
+
+    `reasoning_tokens` of the completion are reasoning, where it is told apart: in chats.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,30 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """Further output of the sample's call numbered `index`; `id` and `name` are in its first delta only."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`arguments` is JSON text, cut short where the sample was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """Further output of one sample. Text may lag behind `token_ids`; `logprobs`, if asked for, run parallel to them."""
+    """Further output of one sample. Text may lag behind `token_ids`; `logprobs`, if asked for, run parallel to them.
+
+    Of a chat `text` is the content alone; the ids are of everything.
+    """
 
     index: int
     text: str
@@ -45,6 +71,8 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None  # set in the sample's last delta
     matched_stop: str | None = None  # the stop string, or the token id in digits
+    reasoning_text: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +85,8 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     matched_stop: str | None
+    reasoning_text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,14 @@ class Master:
             app, config.host, config.http_server_port, tls=None if self._tls is None else self._tls.context
         )
         credentials = None if self._tls is None else self._tls.grpc_credentials()
-        rpc = GrpcServer(self._service, config.host, config.rpc_server_port, credentials=credentials, keys=self._keys)
+        rpc = GrpcServer(
+            self._service,
+            config.host,
+            config.rpc_server_port,
+            credentials=credentials,
+            keys=self._keys,
+            parsers=self._parsers,
+        )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._workers.close)

@@ -1,12 +1,15 @@
 """The client API's protobuf messages to the domain request, and outputs back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
+from master.edge.choice_reader import ChoiceReader, ReadDelta
 from master.errors import invalid
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
+from master.parsing.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from master.request import RequestOptions
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
@@ -90,6 +93,11 @@ def decode_object(field: str, text: str) -> dict[str, object]:
     return _decode_json(field, text, "object", dict[str, object])
 
 
+def decode_value(field: str, text: str) -> object:
+    """Any JSON. Raises ServingError naming the field."""
+    return _decode_json(field, text, "value", object)
+
+
 def _decode_json(field: str, text: str, form: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
@@ -97,14 +105,24 @@ def _decode_json(field: str, text: str, form: str, kind: type[T]) -> T:
         raise invalid(field, f"{field} is not a JSON {form}: {error}") from error
 
 
-def encode_output(output: GenerationOutput, request_id: str, model: str, created: int) -> wire.GenerateResponse:
-    """One increment; `created` is unix seconds and, like id and model, the same in all of a request."""
+def encode_output(
+    output: GenerationOutput, request_id: str, model: str, created: int, readers: Sequence[ChoiceReader] = ()
+) -> wire.GenerateResponse:
+    """One increment; `created` is unix seconds and, like id and model, the same in all of a request.
+
+    `readers`, one for each sample, tell content, reasoning and calls apart; without them everything is text.
+    """
+    if readers:
+        choices = [_encode_read(choice, readers[choice.index].read(choice)) for choice in output.choices]
+    else:
+        choices = [_encode_choice(choice) for choice in output.choices]
+    num_reasoning_tokens = sum(reader.num_reasoning_tokens for reader in readers) if output.usage else 0
     return wire.GenerateResponse(
         id=request_id,
         model=model,
         created=created,
-        choices=[_encode_choice(choice) for choice in output.choices],
-        usage=_encode_usage(output.usage) if output.usage else None,
+        choices=choices,
+        usage=_encode_usage(output.usage, num_reasoning_tokens) if output.usage else None,
         timeline=_encode_timeline(output.timeline) if output.timeline else None,
         prompt_logprobs=encode_logprobs(output.prompt_logprobs),
     )
@@ -121,11 +139,30 @@ def _encode_choice(choice: ChoiceDelta) -> wire.ChoiceDelta:
     )
 
 
-def _encode_usage(usage: Usage) -> wire.Usage:
+def _encode_read(choice: ChoiceDelta, read: ReadDelta) -> wire.ChoiceDelta:
+    encoded = _encode_choice(replace(choice, text="", finish_reason=read.finish_reason))
+    for event in read.events:
+        match event:
+            case ContentDelta(text):
+                encoded.text += text
+            case ReasoningDelta(text):
+                encoded.reasoning_text += text
+            case ToolCallStart(index, call_id, name):
+                encoded.tool_calls.add(index=index, id=call_id, name=name)
+            case ToolCallArguments(index, text):
+                calls = encoded.tool_calls
+                is_same = bool(calls) and calls[-1].index == index
+                call = calls[-1] if is_same else calls.add(index=index)
+                call.arguments += text
+    return encoded
+
+
+def _encode_usage(usage: Usage, num_reasoning_tokens: int) -> wire.Usage:
     return wire.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        reasoning_tokens=num_reasoning_tokens,
     )
 
 

@@ -6,38 +6,55 @@ await the moment the client leaves, while a suspended generator is only closed w
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 
+from master.edge.chat_requests import ChatRequests
+from master.edge.choice_reader import ChoiceReader
 from master.edge.grpc_codec import decode_options, encode_output
-from master.edge.grpc_prompt import chat_prompt, generate_prompt, tokenize_prompt
+from master.edge.grpc_conversation import GrpcConversation
+from master.edge.grpc_prompt import generate_prompt, tokenize_prompt
 from master.edge.grpc_status import Context, answering
 from master.edge.prompt_ids import MAX_CHARACTERS_IN_LOOP
 from master.errors import ErrorKind, ServingError, invalid
+from master.parsing.choose import ParserChoice
+from master.request import GenerationRequest
 from master.service import Service
 from protos import inference_pb2 as wire
 from protos.inference_pb2_grpc import InferenceServicer
 
+# What options are called where the prompt is a chat.
+CHAT_NAMES = {"prompt": "messages"}
+
 
 class Inference(InferenceServicer):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, parsers: ParserChoice) -> None:
         self._service = service
+        self._chats = ChatRequests(service, parsers)
 
     async def Generate(self, request: wire.GenerateRequest, context: Context) -> None:
         async with answering(context):
             self._service.resolve_model(request.options.model or None)
-            await self._stream(await generate_prompt(self._service, request), request.options, context)
+            prompt_ids = await generate_prompt(self._service, request)
+            options = decode_options(request.options, _time_limit_s(context))
+            await self._stream(await self._service.build_request(prompt_ids, options), (), context)
 
     async def Chat(self, request: wire.ChatRequest, context: Context) -> None:
         async with answering(context):
             self._service.resolve_model(request.options.model or None)
-            await self._stream(await chat_prompt(self._service, request), request.options, context)
+            conversation = GrpcConversation(request)
+            tools = await conversation.tool_use()
+            options = decode_options(request.options, _time_limit_s(context))
+            chat = await self._chats.make(
+                conversation, options, tools, num_body_bytes=conversation.num_bytes, names=CHAT_NAMES
+            )
+            await self._stream(chat.request, chat.readers, context)
 
-    async def _stream(self, prompt_ids: list[int], options: wire.GenerationOptions, context: Context) -> None:
-        request = await self._service.build_request(prompt_ids, decode_options(options, _time_limit_s(context)))
+    async def _stream(self, request: GenerationRequest, readers: Sequence[ChoiceReader], context: Context) -> None:
         created = int(time.time())
         async with aclosing(self._service.generate(request)) as outputs:
             async for output in outputs:
-                await context.write(encode_output(output, request.id, request.model, created))
+                await context.write(encode_output(output, request.id, request.model, created, readers))
 
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
         async with answering(context):

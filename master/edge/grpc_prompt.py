@@ -1,9 +1,7 @@
 """The prompt of a gRPC request as token ids: given, tokenised, or rendered through the chat template."""
 
-import asyncio
-
-from master.edge.grpc_codec import decode_messages, decode_object, decode_objects
-from master.edge.prompt_ids import MAX_CHARACTERS_IN_LOOP, encode_text
+from master.edge.grpc_conversation import GrpcConversation
+from master.edge.prompt_ids import encode_chat, encode_text
 from master.errors import invalid
 from master.service import Service
 from protos import inference_pb2 as wire
@@ -23,11 +21,9 @@ async def generate_prompt(service: Service, request: wire.GenerateRequest) -> li
 
 async def chat_prompt(service: Service, request: wire.ChatRequest) -> list[int]:
     """Raises ServingError naming the field, with the template's own text where the template refuses."""
-    if request.ByteSize() > MAX_CHARACTERS_IN_LOOP:
-        text = await asyncio.to_thread(_render, service, request)
-    else:
-        text = _render(service, request)
-    return await encode_text(service, "messages", text, add_special_tokens=False)
+    conversation = GrpcConversation(request)
+    tools = await conversation.tool_use()
+    return await encode_chat(service, conversation, tools.template_tools, conversation.num_bytes)
 
 
 async def tokenize_prompt(service: Service, request: wire.TokenizeRequest) -> list[int]:
@@ -40,16 +36,3 @@ async def tokenize_prompt(service: Service, request: wire.TokenizeRequest) -> li
             return await chat_prompt(service, request.chat)
         case _:
             raise invalid("input", "input is not set; give text or chat")
-
-
-def _render(service: Service, request: wire.ChatRequest) -> str:
-    messages = decode_messages(request.messages)
-    tools = decode_objects("tools_json", request.tools_json) if request.tools_json else None
-    kwargs_json = request.chat_template_kwargs_json
-    kwargs = decode_object("chat_template_kwargs_json", kwargs_json) if kwargs_json else None
-    is_continued = request.continue_final_message
-    generates = request.add_generation_prompt if request.HasField("add_generation_prompt") else not is_continued
-    try:
-        return service.chat_template.render(messages, tools, generates, is_continued, kwargs)
-    except ValueError as error:  # a TemplateError
-        raise invalid("messages", str(error)) from error

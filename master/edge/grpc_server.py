@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from config.address import Address
 from master.edge.grpc_cluster import Cluster
 from master.edge.grpc_inference import Inference
+from master.parsing.choose import ParserChoice
 from master.service import Service
 from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import add_ClusterServicer_to_server
@@ -19,6 +20,7 @@ from serving.grpc_health import Health
 from serving.keys import Keys
 
 MESSAGE_LIMIT_BYTES = 64 * 2**20
+NO_PARSERS = ParserChoice()
 
 INFERENCE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 CLUSTER_NAME: str = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
@@ -50,15 +52,18 @@ class GrpcServer:
         credentials: grpc.ServerCredentials | None = None,
         keys: Keys | None = None,
         health_interval_s: float = 0.5,
+        parsers: ParserChoice = NO_PARSERS,
     ) -> None:
         """Port 0 takes a free one. With `keys` all but health and reflection needs one of them.
 
-        `health_interval_s` is how often watchers of the health service are looked after.
+        `health_interval_s` is how often watchers of the health service are looked after;
+        `parsers` read what chats are answered with.
         """
         self._service = service
         self._wanted = Address(host, port)
         self._credentials = credentials
         self._keys = keys
+        self._parsers = parsers
         self._health = Health(service.not_ready_reason, (INFERENCE_NAME, CLUSTER_NAME), health_interval_s)
         self._server: grpc.aio.Server | None = None
         self._address: Address | None = None
@@ -67,7 +72,7 @@ class GrpcServer:
         """Raises OSError saying which address could not be bound and why."""
         guards = [] if self._keys is None else [GrpcGuard(self._keys, "API key")]
         server = grpc.aio.server(interceptors=guards, options=OPTIONS)
-        add_InferenceServicer_to_server(Inference(self._service), server)
+        add_InferenceServicer_to_server(Inference(self._service, self._parsers), server)
         add_ClusterServicer_to_server(Cluster(self._service), server)
         add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE_NAME, CLUSTER_NAME, HEALTH_NAME, reflection.SERVICE_NAME)
