@@ -18,6 +18,12 @@ TIMEOUT_S = 10.0  # with the wait for its turn; one grammar has the processor fo
 
 TOO_SLOW = "it takes more than a second to compile"
 TOO_COMPLEX = "it is nested too deep, or takes too much memory to compile"
+DEATHS = {
+    -signal.SIGPROF: TOO_SLOW,
+    -signal.SIGSEGV: TOO_COMPLEX,
+    -signal.SIGBUS: TOO_COMPLEX,
+    -signal.SIGABRT: TOO_COMPLEX,
+}
 
 
 class GrammarCheck:
@@ -66,21 +72,27 @@ class GrammarCheck:
         return self._problems[key]
 
     async def _compile(self, source: str) -> str:
-        process, self._process = self._process, None
-        if process is None:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "master.grammar_compiler", stdin=PIPE, stdout=PIPE
-            )
-        try:
-            problem = await _ask(process, source)
-            if problem is None:
-                return _cause_of_death(await process.wait())
-            self._process = process
-            return problem
-        finally:
-            # else what it says next would be taken for the answer to another's question
-            if self._process is None:
-                await _end(process)
+        """What is wrong with it, empty for nothing. Asks a second process if the first died of something else."""
+        status = 0
+        for _ in range(2):
+            process, self._process = self._process, None
+            if process is None:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "master.grammar_compiler", stdin=PIPE, stdout=PIPE
+                )
+            try:
+                problem = await _ask(process, source)
+                if problem is not None:
+                    self._process = process
+                    return problem
+                status = await process.wait()
+            finally:
+                # else what it says next would be taken for the answer to another's question
+                if self._process is None:
+                    await _end(process)
+            if status in DEATHS:
+                return DEATHS[status]
+        raise ServingError(ErrorKind.INTERNAL, f"the process that compiles grammars ended with status {status}")
 
 
 async def _ask(process: Process, source: str) -> str | None:
@@ -89,22 +101,13 @@ async def _ask(process: Process, source: str) -> str | None:
     try:
         process.stdin.write(json.dumps(source).encode() + b"\n")
         await process.stdin.drain()
-    except ConnectionError:
+    except (ConnectionError, RuntimeError):  # the latter is uvloop's for a pipe that it has closed already
         return None
     answer = await process.stdout.readline()
     if not answer:
         return None
     problem: str = json.loads(answer)
     return problem
-
-
-def _cause_of_death(status: int) -> str:
-    """Raises ServingError if it was not the grammar."""
-    if status == -signal.SIGPROF:
-        return TOO_SLOW
-    if status in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-        return TOO_COMPLEX
-    raise ServingError(ErrorKind.INTERNAL, f"the process that compiles grammars ended with status {status}")
 
 
 async def _end(process: Process) -> None:

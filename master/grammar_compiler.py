@@ -5,10 +5,12 @@ of many requests. Both end this process instead of a worker, and on a stack smal
 """
 
 import json
+import os
 import resource
 import signal
 import sys
 import threading
+import traceback
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -49,7 +51,11 @@ def _answer() -> None:
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-        problem = problem_of(json.loads(line), tokenizer)
+        try:
+            problem = problem_of(json.loads(line), tokenizer)
+        except BaseException:  # out of memory, or a panic in the library, which is no Exception
+            traceback.print_exc()
+            os.abort()
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(json.dumps(problem).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -3,6 +3,7 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; block layouts: ggml-common.h (QK8_0 = QK4_1 = 32).
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
@@ -113,7 +114,7 @@ class GgufFile:
         encoding = ENCODINGS.get(entry.type)
         if encoding is None:
             raise GgufError(f"{name}: tensor type {entry.type} is not supported")
-        num_values = int(np.prod(entry.shape))
+        num_values = math.prod(entry.shape)  # of Python's integers, which a damaged shape cannot overflow
         if num_values % encoding.num_values:
             raise GgufError(f"{name}: {num_values} values are not whole blocks of {encoding.num_values}")
         num_bytes = num_values // encoding.num_values * encoding.num_bytes

@@ -1,6 +1,7 @@
 """What most tests share: checkpoints, and one running cluster."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 from tests.checkpoints import Family, make_checkpoint
 from tests.cluster import Cluster
+
+# A shell that runs tests in the background has SIGINT ignored in all that it starts; Ctrl-C is tested all the same.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a red run means a changed program; PDSERVE_TEST_RANDOM=1 looks for new ones.
 # No deadline: a busy machine is no error.
