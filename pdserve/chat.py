@@ -94,7 +94,7 @@ class Conversation:
             with self._client.chat_stream(self._with_system(), **self._options) as deltas:
                 for delta in deltas:
                     written.append(delta.text)
-                    print(delta.text, end="", flush=True)
+                    print(delta.reasoning_text + delta.text, end="", flush=True)  # shown, but not part of the answer
             print()
         except PdserveError as error:
             print(f"\n{one_line(error)}", file=sys.stderr)
