@@ -5,8 +5,8 @@ import os
 import sys
 from enum import Enum
 
-# gRPC's core writes lines of its own to stderr, about what is raised as an error anyway. It looks at this when imported,
-# which is why this module is imported before it.
+# gRPC's core writes lines of its own to stderr, about what is raised as an error anyway. It looks at this when it is
+# imported, so this module has to be imported before it.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
