@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.counters import TransferCounters as SentCounters
@@ -12,11 +13,21 @@ from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.pull import Pull, TransferResult
 from kvcache.transfer.server import TransferServer
+from kvcache.transfer.transport import TransportKind
 from protos.messages import KvSource, TransferCounters
 
 logger = logging.getLogger(__name__)
 
 PullOutcome = TransferResult | TransferError
+
+
+@dataclass(frozen=True, slots=True)
+class PullTimes:
+    """Of all pulls over one transport; `wait_s` of `total_s` was prefill still computing."""
+
+    num_pulls: int = 0
+    total_s: float = 0.0
+    wait_s: float = 0.0
 
 
 class KvPort:
@@ -28,6 +39,7 @@ class KvPort:
         self._pullers = ThreadPoolExecutor(max_pulls, thread_name_prefix="kv-pull")
         self._lock = threading.Lock()
         self._received = TransferCounters()
+        self._times = dict.fromkeys(TransportKind, PullTimes())
 
     @property
     def address(self) -> str:
@@ -64,6 +76,11 @@ class KvPort:
             failures=received.failures,
         )
 
+    def times(self) -> dict[TransportKind, PullTimes]:
+        """How long the pulls took that succeeded."""
+        with self._lock:
+            return dict(self._times)
+
     def close(self) -> None:
         """End every export and connection. Pulls must have been cancelled before."""
         self._pullers.shutdown(wait=True, cancel_futures=False)
@@ -81,6 +98,11 @@ class KvPort:
             outcome = TransferError(TransferFailure.UNREACHABLE, f"pull broke: {error!r}")
         with self._lock:
             self._received = _count(self._received, outcome)
+            if isinstance(outcome, TransferResult):
+                times = self._times[outcome.transport]
+                self._times[outcome.transport] = PullTimes(
+                    times.num_pulls + 1, times.total_s + outcome.duration_s, times.wait_s + outcome.wait_s
+                )
         on_end(outcome)
 
 

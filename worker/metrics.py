@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from worker.build_engine import EngineParts
@@ -44,6 +44,16 @@ class WorkerCollector(Collector):
         for reason, number in sent.released.items():
             released.add_metric([reason.value], number)
         yield from (num_bytes, num_blocks, released)
+        duration = SummaryMetricFamily(
+            "pdserve_transfer_seconds", "From asking for KV to having it", labels=["transport"]
+        )
+        waiting = CounterMetricFamily(
+            "pdserve_transfer_wait_seconds", "Of it, prefill still computing", labels=["transport"]
+        )
+        for transport, times in self._parts.port.times().items():
+            duration.add_metric([transport.name.lower()], times.num_pulls, times.total_s)
+            waiting.add_metric([transport.name.lower()], times.wait_s)
+        yield from (duration, waiting)
         yield _counter("transfer_received_bytes", "KV received", received.bytes_received)
         yield _counter("transfer_received_blocks", "Blocks received", received.blocks_received)
         yield _counter("transfer_skipped_blocks", "Blocks not pulled: they were here", received.blocks_skipped)

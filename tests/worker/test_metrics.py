@@ -1,0 +1,33 @@
+"""What a worker tells Prometheus about its transfers."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.worker.engine_rig import Node, hand_off
+from tests.worker.reference import prompt
+from worker.metrics import render_metrics
+
+
+def value(node: Node, metric: str) -> float:
+    found = re.search(rf"^{re.escape(metric)} (\S+)$", render_metrics(node.parts).decode(), re.MULTILINE)
+    assert found is not None, metric
+    return float(found[1])
+
+
+@pytest.mark.parametrize("transport", ["vm_read", "tcp"])
+def test_a_transfer_is_counted_on_both_sides(tiny_llama: Path, transport: str) -> None:
+    with Node(tiny_llama) as prefill, Node(tiny_llama, transports=(transport,)) as decode:
+        for _ in range(2):
+            hand_off(prefill, decode, prompt(40))
+        label = f'{{transport="{transport}"}}'
+        assert value(decode, f"pdserve_transfer_seconds_count{label}") == 2
+        assert value(decode, f"pdserve_transfer_seconds_sum{label}") > 0
+        assert value(decode, f"pdserve_transfer_wait_seconds_total{label}") >= 0
+        received = value(decode, "pdserve_transfer_received_blocks_total")
+        assert 0 < received == value(prefill, f"pdserve_transfer_sent_blocks_total{label}")
+        assert value(decode, "pdserve_transfer_skipped_blocks_total") > 0
+        assert value(prefill, f"pdserve_transfer_sent_bytes_total{label}") == value(
+            decode, "pdserve_transfer_received_bytes_total"
+        )
