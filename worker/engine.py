@@ -127,6 +127,8 @@ class Engine:
             batch = self._scheduler.next_batch()
             for sequence in batch.admitted:
                 self._attempts.on_admitted(sequence)
+            if batch.admitted:
+                self._publish()  # a decode worker can be chosen, and begin to pull, while this step computes
             if batch.chunks:
                 self._compute(batch)
             can_run = bool(batch.chunks)
