@@ -1,6 +1,6 @@
 """The session's messages as plain dataclasses; what travels inside master and worker.
 
-Units: durations in seconds, sizes in bytes, lengths in tokens or blocks as named. `protos.codec` turns them into
+Units: durations in seconds, sizes in bytes, lengths in tokens or blocks as named. `protos.session_codec` turns them into
 protobuf and back.
 """
 

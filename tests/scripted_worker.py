@@ -12,7 +12,6 @@ import grpc.aio
 
 from master.workers import Workers
 from protos import session_pb2 as wire
-from protos.codec import decode_to_worker, encode_to_master
 from protos.messages import (
     AttemptUpdate,
     Failure,
@@ -33,6 +32,7 @@ from protos.messages import (
     Transferred,
     Welcome,
 )
+from protos.session_codec import decode_to_worker, encode_to_master
 from protos.session_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 PATIENCE_S = 20.0

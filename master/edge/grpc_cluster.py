@@ -4,7 +4,7 @@ from master.edge.grpc_status import Context, answering
 from master.service import InstanceView, Service
 from protos import cluster_pb2 as wire
 from protos.cluster_pb2_grpc import ClusterServicer
-from protos.codec import encode_load, encode_role
+from protos.session_codec import encode_load, encode_role
 
 
 class Cluster(ClusterServicer):

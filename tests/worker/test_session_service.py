@@ -11,7 +11,6 @@ import grpc.aio
 import pytest
 
 from protos import session_pb2 as wire
-from protos.codec import decode_to_master, encode_to_worker
 from protos.messages import (
     CacheEvents,
     Cancel,
@@ -30,6 +29,7 @@ from protos.messages import (
     ToWorker,
     Welcome,
 )
+from protos.session_codec import decode_to_master, encode_to_worker
 from protos.session_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from tests.cluster import eventually
 from tests.worker.engine_rig import GREEDY, HOST, Node, Outcome

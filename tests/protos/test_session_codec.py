@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from protos import messages as m
 from protos import session_pb2 as wire
-from protos.codec import decode_to_master, decode_to_worker, encode_to_master, encode_to_worker
 from protos.sampling_codec import unpack_ids
+from protos.session_codec import decode_to_master, decode_to_worker, encode_to_master, encode_to_worker
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
