@@ -9,7 +9,7 @@ from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
 from master.security_flags import SecurityFlags
-from registry.etcd_flags import EtcdFlags
+from registry.etcd.flags import EtcdFlags
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from master.parsing.choose import ParserChoice, choose_parsers
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import load_tokenizer
 from master.workers import Workers
-from registry.embedded_etcd import EmbeddedEtcd
-from registry.etcd_client import EtcdClient
-from registry.etcd_config import EtcdConfig
+from registry.embedded.server import EmbeddedEtcd
+from registry.etcd.client import EtcdClient
+from registry.etcd.config import EtcdConfig
 from registry.instance import MasterRecord, workers_prefix
 from registry.registration import Registration
 from registry.watcher import PrefixWatcher

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from registry.backoff import Backoff
 from registry.errors import LeaseLost, NewerIncarnation, RegistryError
-from registry.etcd_client import EtcdClient, Lease
+from registry.etcd.client import EtcdClient, Lease
+from registry.etcd.watch_stream import KeyValue
 from registry.instance import Record, decode_incarnation, encode_record, record_key
-from registry.watch_stream import KeyValue
 
 logger = logging.getLogger(__name__)
 

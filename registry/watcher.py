@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from registry.backoff import Backoff
 from registry.errors import Compacted, HistoryRestarted, RegistryError
-from registry.etcd_client import EtcdClient, Listing
-from registry.watch_stream import KeyValue, Put, WatchEvent, WatchStream
+from registry.etcd.client import EtcdClient, Listing
+from registry.etcd.watch_stream import KeyValue, Put, WatchEvent, WatchStream
 
 logger = logging.getLogger(__name__)
 

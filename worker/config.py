@@ -11,7 +11,7 @@ from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
 from protos.messages import Role
-from registry.etcd_flags import EtcdFlags
+from registry.etcd.flags import EtcdFlags
 from serving.cluster_flags import ClusterFlags
 from serving.server_tls import ServerTls, server_tls
 

@@ -19,7 +19,7 @@ from config.address import free_of_wildcard, join_host_port
 from config.flags import FlagError
 from protos.messages import LoadReport, Welcome
 from registry.errors import NewerIncarnation
-from registry.etcd_client import EtcdClient
+from registry.etcd.client import EtcdClient
 from registry.instance import InstanceRecord
 from registry.registration import Registration
 from serving.http_server import HttpServer

@@ -10,9 +10,9 @@ import pytest
 
 from master.worker_session import Leg
 from protos.messages import AttemptUpdate, Role, SamplingParams, Stage, Start
-from registry.embedded_etcd import EmbeddedEtcd
-from registry.etcd_client import EtcdClient
-from registry.etcd_config import EtcdConfig
+from registry.embedded.server import EmbeddedEtcd
+from registry.etcd.client import EtcdClient
+from registry.etcd.config import EtcdConfig
 from registry.instance import InstanceRecord, encode_record, record_key, workers_prefix
 from registry.watcher import PrefixWatcher
 from tests.scripted_worker import Fleet, ScriptedWorker, finished, soon

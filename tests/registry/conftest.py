@@ -14,11 +14,11 @@ import pytest
 
 from protos.messages import Role
 from registry.backoff import Backoff
-from registry.embedded_etcd import EmbeddedEtcd
+from registry.embedded.server import EmbeddedEtcd
+from registry.embedded.store import EtcdStore
 from registry.errors import RegistryError
-from registry.etcd_client import EtcdClient
-from registry.etcd_config import EtcdConfig
-from registry.etcd_store import EtcdStore
+from registry.etcd.client import EtcdClient
+from registry.etcd.config import EtcdConfig
 from registry.instance import InstanceRecord
 from registry.registration import Registration
 from registry.watcher import Change, PrefixWatcher

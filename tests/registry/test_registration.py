@@ -11,7 +11,7 @@ import pytest
 
 from protos.messages import Role
 from registry.errors import NewerIncarnation
-from registry.etcd_client import EtcdClient
+from registry.etcd.client import EtcdClient
 from registry.instance import InstanceRecord, MasterRecord, decode_instance, decode_master, workers_prefix
 from registry.registration import Registration
 from registry.watcher import Added, PrefixWatcher, Removed, Updated

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.etcd_client import EtcdClient
-from registry.etcd_store import EtcdStore
+from registry.embedded.store import EtcdStore
+from registry.etcd.client import EtcdClient
 from registry.watcher import Added, Change, PrefixWatcher, Removed, Updated
 
 if TYPE_CHECKING:

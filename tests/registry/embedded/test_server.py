@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from registry import etcd_wire as wire
-from registry.embedded_etcd import EmbeddedEtcd
+from registry.embedded.server import EmbeddedEtcd
+from registry.embedded.store import EtcdStore
 from registry.errors import RegistryUnavailable
-from registry.etcd_client import EtcdClient
-from registry.etcd_store import EtcdStore
+from registry.etcd import wire
+from registry.etcd.client import EtcdClient
 
 if TYPE_CHECKING:
     from tests.registry.conftest import Etcd

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry.endpoints import has_https, parse_endpoints
+from registry.etcd.endpoints import has_https, parse_endpoints
 
 
 @dataclass(frozen=True)

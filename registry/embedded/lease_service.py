@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from registry import etcd_wire as wire
-from registry.etcd_store import EtcdStore
-from registry.etcd_store_errors import LeaseNotFound
+from registry.embedded.store import EtcdStore
+from registry.embedded.store_errors import LeaseNotFound
+from registry.etcd import wire
 
 
 class LeaseService:

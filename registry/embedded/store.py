@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from registry.etcd_lease_table import LeaseTable
-from registry.etcd_store_errors import (
+from registry.embedded.lease_table import LeaseTable
+from registry.embedded.store_errors import (
     DuplicateKey,
     EmptyKey,
     KeyNotFound,

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from registry import etcd_wire as wire
-from registry.etcd_store import EtcdStore, StoredKey, Transaction
-from registry.etcd_store_errors import KeyNotFound, LeaseGiven, RevisionInFuture, TooManyOperations, ValueGiven
+from registry.embedded.store import EtcdStore, StoredKey, Transaction
+from registry.embedded.store_errors import KeyNotFound, LeaseGiven, RevisionInFuture, TooManyOperations, ValueGiven
+from registry.etcd import wire
 
 MAX_TXN_OPERATIONS = 128  # etcd's own default
 

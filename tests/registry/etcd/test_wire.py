@@ -3,7 +3,7 @@
 import etcd3
 from google.protobuf import descriptor_pool
 
-from registry import etcd_wire as wire
+from registry.etcd import wire
 
 
 def test_messages_are_etcds_own() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.endpoints import grpc_target, parse_endpoints
-from registry.etcd_config import EtcdConfig
+from registry.etcd.config import EtcdConfig
+from registry.etcd.endpoints import grpc_target, parse_endpoints
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.etcd_store import EtcdStore, StoredKey
-from registry.etcd_store_errors import (
+from registry.embedded.store import EtcdStore, StoredKey
+from registry.embedded.store_errors import (
     DuplicateKey,
     KeyNotFound,
     LeaseExists,

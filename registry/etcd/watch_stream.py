@@ -6,9 +6,9 @@ from typing import Any
 
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
-from registry import etcd_wire as wire
 from registry.errors import Compacted, RegistryError, RegistryUnavailable
-from registry.etcd_connection import REQUIRE_LEADER, EtcdConnection
+from registry.etcd import wire
+from registry.etcd.connection import REQUIRE_LEADER, EtcdConnection
 
 
 @dataclass(frozen=True, slots=True)

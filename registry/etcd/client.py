@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from registry import etcd_wire as wire
 from registry.errors import LeaseLost, RegistryError
-from registry.etcd_config import EtcdConfig
-from registry.etcd_connection import EtcdConnection
-from registry.watch_stream import KeyValue, WatchStream, key_value, prefix_end
+from registry.etcd import wire
+from registry.etcd.config import EtcdConfig
+from registry.etcd.connection import EtcdConnection
+from registry.etcd.watch_stream import KeyValue, WatchStream, key_value, prefix_end
 
 
 @dataclass(frozen=True, slots=True)

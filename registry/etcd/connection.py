@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from registry import etcd_wire as wire
-from registry.endpoints import grpc_target, parse_endpoints
 from registry.errors import LeaseLost, RegistryDenied, RegistryError, RegistryUnavailable
-from registry.etcd_config import EtcdConfig
+from registry.etcd import wire
+from registry.etcd.config import EtcdConfig
+from registry.etcd.endpoints import grpc_target, parse_endpoints
 
 Metadata = tuple[tuple[str, str], ...]
 

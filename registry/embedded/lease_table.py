@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from registry.etcd_store_errors import LeaseExists, LeaseNotFound
+from registry.embedded.store_errors import LeaseExists, LeaseNotFound
 
 MIN_TTL_S = 1
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from registry import etcd_wire as wire
 from registry.errors import Compacted, LeaseLost, RegistryDenied, RegistryUnavailable
-from registry.etcd_client import EtcdClient
-from registry.watch_stream import Delete, Put, WatchEvent, WatchStream
+from registry.etcd import wire
+from registry.etcd.client import EtcdClient
+from registry.etcd.watch_stream import Delete, Put, WatchEvent, WatchStream
 
 if TYPE_CHECKING:
     from tests.registry.conftest import Etcd, Link, RealServer, UntilAnswered

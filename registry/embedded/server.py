@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from registry import etcd_wire as wire
-from registry.endpoints import Endpoint
-from registry.etcd_kv_service import KVService
-from registry.etcd_lease_service import LeaseService
-from registry.etcd_store import EtcdStore
-from registry.etcd_store_errors import StoreError
-from registry.etcd_watch_service import WatchService
+from registry.embedded.kv_service import KVService
+from registry.embedded.lease_service import LeaseService
+from registry.embedded.store import EtcdStore
+from registry.embedded.store_errors import StoreError
+from registry.embedded.watch_service import WatchService
+from registry.etcd import wire
+from registry.etcd.endpoints import Endpoint
 
 API_VERSION = "3.4.23"  # the etcd whose answers these services follow
 RAFT_TERM = 1

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from registry import etcd_wire as wire
-from registry.etcd_kv_service import key_value_message
-from registry.etcd_store import EtcdStore, StoreEvent, in_range
-from registry.etcd_store_errors import RevisionCompacted
+from registry.embedded.kv_service import key_value_message
+from registry.embedded.store import EtcdStore, StoreEvent, in_range
+from registry.embedded.store_errors import RevisionCompacted
+from registry.etcd import wire
 
 EVENTS_PER_RESPONSE = 1000
 MAX_WATCHES_PER_STREAM = 10_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from config import checks
 from config.flags import FlagError, flag
-from registry.etcd_config import EtcdConfig
+from registry.etcd.config import EtcdConfig
 
 
 @dataclass(frozen=True)
