@@ -10,7 +10,7 @@ from kvcache.layout import KvLayout
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.engine_limits import EngineLimits

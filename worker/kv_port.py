@@ -13,7 +13,7 @@ from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.pull import Pull, TransferResult
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 from protos.messages import KvSource, TransferCounters
 
 logger = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.handle import LAYOUT_BYTES, KvHandle
-from kvcache.transfer.host_identity import this_host
 from kvcache.transfer.pull import Pull, PullSettings
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.host_identity import this_host
+from kvcache.transfer.transports.transport import TransportKind
 
 
 class TransferClient:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcache.transfer.export import ReleaseReason
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 
 @dataclass(frozen=True)

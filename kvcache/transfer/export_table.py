@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 
 from kvcache.transfer.export import Export
-from kvcache.transfer.messages import Hello
+from kvcache.transfer.payloads import Hello
 
 # Enough for every puller that lost its connection just before the end; each entry is a few hundred bytes.
 MAX_REMEMBERED = 1024

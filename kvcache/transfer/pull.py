@@ -21,11 +21,11 @@ from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.frames import Frame, FrameError, FrameType
 from kvcache.transfer.handle import KvHandle, split_address
-from kvcache.transfer.host_identity import HostIdentity
-from kvcache.transfer.messages import Accept, Ack, Begin, Farewell, Hello, Offer, Progress, Record
-from kvcache.transfer.tcp import TcpReceiver
-from kvcache.transfer.transport import BlockReceiver, TransportKind
-from kvcache.transfer.vm_read import VmReadReceiver, can_read
+from kvcache.transfer.payloads import Accept, Ack, Begin, Farewell, Hello, Offer, Progress, Record
+from kvcache.transfer.transports.host_identity import HostIdentity
+from kvcache.transfer.transports.tcp import TcpReceiver
+from kvcache.transfer.transports.transport import BlockReceiver, TransportKind
+from kvcache.transfer.transports.vm_read import VmReadReceiver, can_read
 
 logger = logging.getLogger(__name__)
 

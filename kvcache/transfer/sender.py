@@ -11,11 +11,11 @@ from kvcache.transfer.counters import CounterSet
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ExportEnd, ExportState, ReleaseReason
 from kvcache.transfer.frames import MAX_BLOCKS_PER_FRAME, Frame, FrameError, FrameType
-from kvcache.transfer.host_identity import HostIdentity
-from kvcache.transfer.messages import Accept, Ack, Begin, Farewell, Hello, Progress, Record
-from kvcache.transfer.tcp import TcpSender
-from kvcache.transfer.transport import Batch, BlockSender, TransportKind
-from kvcache.transfer.vm_read import Nonce, VmReadSender
+from kvcache.transfer.payloads import Accept, Ack, Begin, Farewell, Hello, Progress, Record
+from kvcache.transfer.transports.host_identity import HostIdentity
+from kvcache.transfer.transports.tcp import TcpSender
+from kvcache.transfer.transports.transport import Batch, BlockSender, TransportKind
+from kvcache.transfer.transports.vm_read import Nonce, VmReadSender
 from kvcache.transfer.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)

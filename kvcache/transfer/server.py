@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from secrets import randbits, token_bytes
 
 from kvcache.pool_memory import PoolMemory
+from kvcache.transfer.acceptor import Door
 from kvcache.transfer.bounded_log import BoundedLog
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.counters import CounterSet, TransferCounters
-from kvcache.transfer.door import Door
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.export_table import ExportTable
 from kvcache.transfer.frames import FrameType
 from kvcache.transfer.handle import LAYOUT_BYTES, TOKEN_BYTES, KvHandle, join_address
-from kvcache.transfer.host_identity import this_host
-from kvcache.transfer.messages import Farewell, Hello
+from kvcache.transfer.payloads import Farewell, Hello
 from kvcache.transfer.sender import Sender, SenderLimits, farewell
-from kvcache.transfer.vm_read import Nonce
+from kvcache.transfer.transports.host_identity import this_host
+from kvcache.transfer.transports.vm_read import Nonce
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from kvcache.transfer.errors import TransferError
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 
 def layout(block_size: int) -> KvLayout:

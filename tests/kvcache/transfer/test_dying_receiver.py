@@ -18,7 +18,7 @@ from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.export import ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 WAIT_S = 20.0
 BLOCK_SIZE = 1024  # blocks of 256 KiB

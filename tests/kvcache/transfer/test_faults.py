@@ -22,7 +22,7 @@ from kvcache.transfer.export import ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.pull import Pull
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 WAIT_S = 20.0
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from kvcache.transfer.errors import TransferFailure
 from kvcache.transfer.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameError, FrameType, Header
 from kvcache.transfer.handle import KvHandle, join_address, split_address
-from kvcache.transfer.host_identity import HostIdentity
-from kvcache.transfer.messages import Accept, Ack, Begin, Farewell, Hello, Offer, Progress, Record
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.payloads import Accept, Ack, Begin, Farewell, Hello, Offer, Progress, Record
+from kvcache.transfer.transports.host_identity import HostIdentity
+from kvcache.transfer.transports.transport import TransportKind
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

@@ -17,9 +17,9 @@ from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.frames import Frame, FrameType
-from kvcache.transfer.messages import Ack, Begin, Hello, Progress
+from kvcache.transfer.payloads import Ack, Begin, Hello, Progress
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 WAIT_S = 20.0
 

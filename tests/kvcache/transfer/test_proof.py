@@ -12,9 +12,9 @@ from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
-from kvcache.transfer.messages import NO_PROOF, Hello
+from kvcache.transfer.payloads import NO_PROOF, Hello
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 WAIT_S = 20.0
 OLD, NEW = b"last year's", b"this year's"

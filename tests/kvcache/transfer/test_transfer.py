@@ -17,7 +17,7 @@ from kvcache.transfer.export import ReleaseReason
 from kvcache.transfer.frames import MAX_RECORD_BYTES
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.transport import TransportKind
 
 WAIT_S = 20.0
 

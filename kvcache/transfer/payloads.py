@@ -10,8 +10,8 @@ import numpy as np
 from kvcache.transfer.errors import TransferFailure
 from kvcache.transfer.frames import MAX_BLOCKS_PER_FRAME, MAX_TEXT_BYTES, Frame, FrameError, FrameType
 from kvcache.transfer.handle import TOKEN_BYTES
-from kvcache.transfer.host_identity import HostIdentity
-from kvcache.transfer.transport import TransportKind
+from kvcache.transfer.transports.host_identity import HostIdentity
+from kvcache.transfer.transports.transport import TransportKind
 
 _CLAIM = struct.Struct("!16sQQ16sI16sQB")
 _PROOF = struct.Struct("!32s")

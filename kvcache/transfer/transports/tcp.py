@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.checksum import block_checksums
-from kvcache.transfer.messages import Offer
-from kvcache.transfer.transport import Batch
+from kvcache.transfer.payloads import Offer
+from kvcache.transfer.transports.transport import Batch
 
 
 class TcpSender:

@@ -16,7 +16,7 @@ from kvcache.transfer.bounded_log import BoundedLog
 from kvcache.transfer.counters import CounterSet
 from kvcache.transfer.export_table import ExportTable
 from kvcache.transfer.frames import HEADER_BYTES, MAGIC, FrameError, FrameType, Header
-from kvcache.transfer.messages import HELLO_PAYLOAD_BYTES, Hello
+from kvcache.transfer.payloads import HELLO_PAYLOAD_BYTES, Hello
 from kvcache.transfer.wakeup import Wakeup
 
 _HELLO_BYTES = HEADER_BYTES + HELLO_PAYLOAD_BYTES

@@ -17,8 +17,8 @@ from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
-from kvcache.transfer.messages import NONCE_BYTES, Accept, Offer
-from kvcache.transfer.transport import Batch
+from kvcache.transfer.payloads import NONCE_BYTES, Accept, Offer
+from kvcache.transfer.transports.transport import Batch
 
 MAX_RANGES_PER_CALL = 1024  # IOV_MAX
 
