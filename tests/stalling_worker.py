@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from worker.engines.torch.runner import ModelRunner, StepLogits
+from worker.engines.torch.scheduler import Chunk
 from worker.main import main
-from worker.model_runner import ModelRunner, StepLogits
-from worker.scheduler import Chunk
 
 STALL_FILE = Path(os.environ["STALL_FILE"])
 POLL_S = 0.02

@@ -35,7 +35,7 @@ def main() -> None:
 
 async def _run(config: WorkerConfig) -> None:
     # torch and transformers take seconds to import; what is wrong with a flag should show at once.
-    from worker.build_engine import build_engine
+    from worker.engines.torch.parts import build_engine
     from worker.worker import Worker
 
     stop = StopSignal()

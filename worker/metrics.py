@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from worker.build_engine import EngineParts
+from worker.engines.torch.parts import EngineParts
 
 
 class WorkerCollector(Collector):

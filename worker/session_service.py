@@ -11,7 +11,7 @@ from protos import session_pb2 as wire
 from protos.messages import Cancel, DecodeHere, Drain, Heartbeat, Hello, LoadReport, Start, ToMaster, ToWorker, Welcome
 from protos.session_codec import decode_to_worker, encode_to_master
 from protos.session_pb2_grpc import WorkerServicer
-from worker.engine import Engine
+from worker.engines.torch.engine import Engine
 from worker.master_link import MasterLink
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from registry.instance import InstanceRecord
 from registry.registration import Registration
 from serving.http_server import HttpServer
 from serving.stop_signal import StopSignal
-from worker.build_engine import EngineParts
 from worker.config import WorkerConfig
-from worker.health import create_app
+from worker.engines.torch.parts import EngineParts
+from worker.http_app import create_app
 from worker.metrics import render_metrics
 from worker.rpc_server import RpcServer
 from worker.session_service import SessionService

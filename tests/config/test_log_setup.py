@@ -7,7 +7,7 @@ import logging
 from config.log_setup import LogLevel, log_to_stderr
 log_to_stderr(LogLevel.DEBUG)
 log_to_stderr(LogLevel.INFO)
-logger = logging.getLogger("worker.engine")
+logger = logging.getLogger("worker.engines.torch.engine")
 logger.debug("hidden")
 logger.info("request %s: \\udcff", "r-1")
 """

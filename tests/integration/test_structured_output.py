@@ -13,8 +13,8 @@ from pdserve import Client, InvalidRequest
 from protos.messages import Grammar, GrammarKind, SamplingParams
 from tests.checkpoints import END
 from tests.cluster import Cluster
-from tests.worker.engine_rig import Node
-from tests.worker.reference import prompt
+from tests.worker.engines.torch.engine_rig import Node
+from tests.worker.engines.torch.reference import prompt
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Who reads the block table?"}]
 PERSON: dict[str, object] = {

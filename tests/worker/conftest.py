@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.checkpoints import Family, make_checkpoint
-from tests.worker.engine_rig import BLOCK_SIZE, Node
-from tests.worker.reference import Reference
+from tests.worker.engines.torch.engine_rig import BLOCK_SIZE, Node
+from tests.worker.engines.torch.reference import Reference
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.engine_rig import Node, hand_off
-from tests.worker.reference import prompt
+from tests.worker.engines.torch.engine_rig import Node, hand_off
+from tests.worker.engines.torch.reference import prompt
 from worker.metrics import render_metrics
 
 

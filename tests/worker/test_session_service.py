@@ -32,8 +32,8 @@ from protos.messages import (
 from protos.session_codec import decode_to_master, encode_to_worker
 from protos.session_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from tests.cluster import eventually
-from tests.worker.engine_rig import GREEDY, HOST, Node, Outcome
-from tests.worker.reference import prompt
+from tests.worker.engines.torch.engine_rig import GREEDY, HOST, Node, Outcome
+from tests.worker.engines.torch.reference import prompt
 from worker.session_service import SessionService
 
 LIMIT_S = 20.0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from serving.stop_signal import StopSignal
-from worker.build_engine import build_engine
 from worker.config import WorkerConfig
+from worker.engines.torch.parts import build_engine
 from worker.worker import EngineDied, Worker
 
 LIMIT_S = 60.0

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from protos.messages import ErrorCode, FinishReason, Grammar, GrammarKind, SamplingParams, Stage
 from tests.checkpoints import END, make_sentencepiece_checkpoint
-from tests.worker.engine_rig import GREEDY, Node, hand_off
-from tests.worker.reference import prompt
-from worker.grammar import GrammarError, Grammars
+from tests.worker.engines.torch.engine_rig import GREEDY, Node, hand_off
+from tests.worker.engines.torch.reference import prompt
+from worker.engines.torch.grammar import GrammarError, Grammars
 
 SCHEMA = {
     "type": "object",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from worker.scheduler import Chunk
+from worker.engines.torch.scheduler import Chunk
 
 _WEIGHT = 0.1  # of the newest step in a moving average
 

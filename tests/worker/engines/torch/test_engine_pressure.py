@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protos.messages import ErrorCode, Stage
-from tests.worker.engine_rig import GREEDY, SEEDED, Node
-from tests.worker.reference import Reference, prompt
+from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node
+from tests.worker.engines.torch.reference import Reference, prompt
 
 GetReference = Callable[[Path], Reference]
 

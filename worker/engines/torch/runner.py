@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from kvcache.pool_memory import PoolMemory
-from worker.attention import PagedStep, SequenceSpan
-from worker.model_loader import LoadedModel
-from worker.scheduler import Chunk
+from worker.engines.torch.attention import PagedStep, SequenceSpan
+from worker.engines.torch.loader import LoadedModel
+from worker.engines.torch.scheduler import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.messages import SamplingParams
-from worker.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
+from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
 
 PROBABILITIES = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = [math.log(p) for p in PROBABILITIES]

@@ -9,8 +9,8 @@ import pytest
 
 from kvcache.transfer.export import ReleaseReason
 from protos.messages import AttemptUpdate, ErrorCode, Stage, Start
-from tests.worker.engine_rig import BLOCK_SIZE, GREEDY, SEEDED, ForeignPrefill, Node, offer
-from tests.worker.reference import prompt
+from tests.worker.engines.torch.engine_rig import BLOCK_SIZE, GREEDY, SEEDED, ForeignPrefill, Node, offer
+from tests.worker.engines.torch.reference import prompt
 
 LONG = dataclasses.replace(GREEDY, max_tokens=1900)
 

@@ -10,7 +10,7 @@ import pytest
 from protos.messages import AttemptUpdate, FinishReason, Stage
 from tests.checkpoints import Family
 from tests.cluster import eventually
-from tests.worker.engine_rig import (
+from tests.worker.engines.torch.engine_rig import (
     BLOCK_SIZE,
     GREEDY,
     PATIENCE_S,
@@ -21,9 +21,9 @@ from tests.worker.engine_rig import (
     Outcome,
     hand_off,
 )
-from tests.worker.reference import Reference, prompt
-from worker.attempt import Attempt
-from worker.hand_off import FirstToken, make_record
+from tests.worker.engines.torch.reference import Reference, prompt
+from worker.legs.hand_off import FirstToken, make_record
+from worker.legs.leg import Attempt
 
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 100, 150)
 CHUNKS = (16, 64, 512)

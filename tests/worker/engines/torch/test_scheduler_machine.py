@@ -10,9 +10,9 @@ from kvcache.block_pool import BlockPool
 from kvcache.transfer.export import Export
 from kvcache.transfer.handle import KvHandle
 from protos.messages import FinishReason, SamplingParams, Stage, Start
-from tests.worker.engine_rig import Master
-from worker.attempt import Attempt, Sequence
-from worker.scheduler import Chunk, Scheduler
+from tests.worker.engines.torch.engine_rig import Master
+from worker.engines.torch.scheduler import Chunk, Scheduler
+from worker.legs.leg import Attempt, Sequence
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14

@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.randomness import uniform
+from worker.engines.torch.randomness import uniform
 
 SEEDS = st.integers(0, 2**64 - 1)
 INDEXES = st.integers(0, 2**32 - 1)

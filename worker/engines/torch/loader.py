@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from kvcache.layout import KvLayout
-from worker.attention import ATTENTION_NAME
+from worker.engines.torch.attention import ATTENTION_NAME
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

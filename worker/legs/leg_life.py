@@ -25,13 +25,13 @@ from protos.messages import (
     TokenLogprobs,
     Transferred,
 )
-from worker.attempt import Attempt, Link, Phase, Sequence
-from worker.engine_limits import EngineLimits
-from worker.grammar import Grammars
-from worker.hand_off import FirstToken, HandOffError, check_record, make_record
-from worker.kv_port import KvPort, PullOutcome, kv_handle, kv_source
-from worker.sampler import SampledToken
-from worker.scheduler import Scheduler
+from worker.engines.torch.grammar import Grammars
+from worker.engines.torch.kv_transfer import KvPort, PullOutcome, kv_handle, kv_source
+from worker.engines.torch.limits import EngineLimits
+from worker.engines.torch.sampler import SampledToken
+from worker.engines.torch.scheduler import Scheduler
+from worker.legs.hand_off import FirstToken, HandOffError, check_record, make_record
+from worker.legs.leg import Attempt, Link, Phase, Sequence
 
 logger = logging.getLogger(__name__)
 

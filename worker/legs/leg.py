@@ -19,7 +19,7 @@ from kvcache.transfer.export import Export
 from kvcache.transfer.pull import Pull
 from protos.block_hash import extend_chain, root_hash
 from protos.messages import AttemptUpdate, FinishReason, Stage, Start
-from worker.grammar import GrammarMatcher
+from worker.engines.torch.grammar import GrammarMatcher
 
 
 class Phase(Enum):

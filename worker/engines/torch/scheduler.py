@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass
 
 from kvcache.block_pool import BlockPool, OutOfBlocks
-from worker.attempt import Sequence
+from worker.legs.leg import Sequence
 
 
 @dataclass(frozen=True, slots=True)

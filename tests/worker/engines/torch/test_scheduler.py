@@ -8,9 +8,9 @@ from kvcache.block_pool import BlockPool
 from kvcache.transfer.export import Export
 from kvcache.transfer.handle import KvHandle
 from protos.messages import KvSource, SamplingParams, Stage, Start
-from tests.worker.engine_rig import Master
-from worker.attempt import Attempt, Sequence
-from worker.scheduler import Batch, Scheduler
+from tests.worker.engines.torch.engine_rig import Master
+from worker.engines.torch.scheduler import Batch, Scheduler
+from worker.legs.leg import Attempt, Sequence
 
 BLOCK_SIZE = 4
 

@@ -10,10 +10,10 @@ import torch
 from kvcache.transfer.export import ReleaseReason
 from protos.messages import ErrorCode, KvSource, SamplingParams, Stage, Start
 from tests.cluster import eventually
-from tests.worker.engine_rig import BLOCK_SIZE, GREEDY, PATIENCE_S, ForeignPrefill, Master, Node, offer
-from tests.worker.reference import prompt
-from worker.attempt import Attempt
-from worker.hand_off import FirstToken, make_record
+from tests.worker.engines.torch.engine_rig import BLOCK_SIZE, GREEDY, PATIENCE_S, ForeignPrefill, Master, Node, offer
+from tests.worker.engines.torch.reference import prompt
+from worker.legs.hand_off import FirstToken, make_record
+from worker.legs.leg import Attempt
 
 LONG = dataclasses.replace(GREEDY, max_tokens=500)
 

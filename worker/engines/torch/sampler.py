@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from protos.messages import ErrorCode, SamplingParams, TokenLogprobs
-from worker.randomness import uniform
+from worker.engines.torch.randomness import uniform
 
 _FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting a vocabulary is slow
 

@@ -9,9 +9,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import Family, make_checkpoint
-from tests.worker.engine_rig import Node, hand_off
-from tests.worker.reference import Reference, prompt
-from worker.model_loader import LoadedModel, ModelError, load_model, weights_digest
+from tests.worker.engines.torch.engine_rig import Node, hand_off
+from tests.worker.engines.torch.reference import Reference, prompt
+from worker.engines.torch.loader import LoadedModel, ModelError, load_model, weights_digest
 
 WEIGHTS = "model.safetensors"
 

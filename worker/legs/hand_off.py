@@ -1,7 +1,7 @@
 """The hand-off record: what the decode worker needs besides the KV, and how it is checked.
 
 It travels as the last frame of a transfer; the KV cache package does not look inside. There is no state of the
-sampler in it: sampling is a function of seed, sequence and position (`worker.randomness`).
+sampler in it: sampling is a function of seed, sequence and position (`worker.engines.torch.randomness`).
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import msgspec
 
 from protos.block_hash import prompt_hash
 from protos.messages import TokenLogprobs
-from worker.attempt import Attempt
+from worker.legs.leg import Attempt
 
 
 class HandOffError(ValueError):

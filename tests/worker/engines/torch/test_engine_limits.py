@@ -4,7 +4,7 @@ import math
 import pytest
 
 from protos.messages import ErrorCode, KvSource, SamplingParams, Stage, Start
-from worker.engine_limits import MAX_LOGPROBS, EngineLimits
+from worker.engines.torch.limits import MAX_LOGPROBS, EngineLimits
 
 LIMITS = EngineLimits(max_context=100, vocab_size=512, block_size=16, num_blocks=6, max_num_seqs=4, max_queued=10)
 PARAMS = SamplingParams(max_tokens=16)

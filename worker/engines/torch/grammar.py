@@ -18,8 +18,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from protos.messages import ErrorCode, Grammar
 from serving.grammar_source import grammar_problem, grammar_source, parser_limits
-from worker.grammar_tokenizer import GrammarTokenizerError, load_grammar_tokenizer
-from worker.sampler import SamplingError
+from worker.engines.torch.grammar_tokenizer import GrammarTokenizerError, load_grammar_tokenizer
+from worker.engines.torch.sampler import SamplingError
 
 MAX_COMPILED = 64  # grammars kept
 COMPILE_TIMEOUT_S = 30.0  # the tokenizer's load, right after the start, among it

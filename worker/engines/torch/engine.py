@@ -19,15 +19,15 @@ import torch
 
 from kvcache.block_pool import CacheEventKind
 from protos.messages import ErrorCode, LoadReport, Role, Start, TokenLogprobs
-from worker.attempt import Link, Phase, Sequence
-from worker.attempts import Attempts
-from worker.engine_limits import EngineLimits
-from worker.engine_stats import EngineStats
-from worker.grammar import Grammars
-from worker.kv_port import KvPort
-from worker.model_runner import ModelRunner, StepLogits
-from worker.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
-from worker.scheduler import Batch, Chunk, Scheduler
+from worker.engines.torch.grammar import Grammars
+from worker.engines.torch.kv_transfer import KvPort
+from worker.engines.torch.limits import EngineLimits
+from worker.engines.torch.runner import ModelRunner, StepLogits
+from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
+from worker.engines.torch.scheduler import Batch, Chunk, Scheduler
+from worker.engines.torch.stats import EngineStats
+from worker.legs.leg import Link, Phase, Sequence
+from worker.legs.leg_life import Attempts
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from protos.messages import (
     Transferred,
 )
 from tests.cluster import eventually
-from tests.worker.reference import prompt
-from worker.build_engine import build_engine
+from tests.worker.engines.torch.reference import prompt
 from worker.config import WorkerConfig
-from worker.kv_port import kv_source
+from worker.engines.torch.kv_transfer import kv_source
+from worker.engines.torch.parts import build_engine
 
 HOST = "127.0.0.1"
 PATIENCE_S = 30.0

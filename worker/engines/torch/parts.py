@@ -12,13 +12,13 @@ from kvcache.transfer.client import TransferClient
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
 from worker.config import WorkerConfig
-from worker.engine import Engine
-from worker.engine_limits import EngineLimits
-from worker.grammar import Grammars
-from worker.kv_port import KvPort
-from worker.model_loader import LoadedModel, ModelError, load_model
-from worker.model_runner import ModelRunner
-from worker.scheduler import Scheduler
+from worker.engines.torch.engine import Engine
+from worker.engines.torch.grammar import Grammars
+from worker.engines.torch.kv_transfer import KvPort
+from worker.engines.torch.limits import EngineLimits
+from worker.engines.torch.loader import LoadedModel, ModelError, load_model
+from worker.engines.torch.runner import ModelRunner
+from worker.engines.torch.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.messages import SamplingParams, Stage, Start, TokenLogprobs
-from tests.worker.engine_rig import Master
-from worker.attempt import Attempt
-from worker.hand_off import FirstToken, HandOffError, check_record, make_record
+from tests.worker.engines.torch.engine_rig import Master
+from worker.legs.hand_off import FirstToken, HandOffError, check_record, make_record
+from worker.legs.leg import Attempt
 
 VOCAB_SIZE = 512
 START = Start(1, "r", Stage.PREFILL, (5, 6, 7), SamplingParams(), output_ids=(8,), sequences=(0, 2))

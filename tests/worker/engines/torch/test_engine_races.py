@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protos.messages import AttemptUpdate, ErrorCode, KvSource, SamplingParams, Stage, Start
-from tests.worker.engine_rig import Node
-from tests.worker.reference import prompt
+from tests.worker.engines.torch.engine_rig import Node
+from tests.worker.engines.torch.reference import prompt
 
 NUM_REQUESTS = 40
 SAMPLES = (0, 1)
