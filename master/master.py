@@ -15,17 +15,17 @@ from prometheus_client import CollectorRegistry
 from config.address import free_of_wildcard, join_host_port
 from config.flags import FlagError
 from master.config import MasterConfig
-from master.dispatcher import Dispatcher
+from master.dispatch.dispatcher import Dispatcher
 from master.edge.app import create_app
 from master.edge.grpc_server import GrpcServer
 from master.edge.http_config import HttpConfig
-from master.grammar_check import GrammarCheck
+from master.grammar.check import GrammarCheck
 from master.master_service import MasterService
 from master.model_info import model_context
-from master.parsing.choose import ParserChoice, choose_parsers
+from master.parsing.formats import ParserChoice, choose_parsers
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import load_tokenizer
-from master.workers import Workers
+from master.workers.workers import Workers
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient
 from registry.etcd.config import EtcdConfig

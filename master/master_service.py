@@ -4,19 +4,19 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from master.attempts import RETRY_AFTER_S
-from master.dispatcher import Dispatcher
+from master.dispatch.dispatcher import Dispatcher
+from master.dispatch.request_run import RETRY_AFTER_S
 from master.errors import ErrorKind, ServingError
-from master.grammar_check import GrammarCheck
+from master.grammar.check import GrammarCheck
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
-from master.router import missing_route
+from master.routing.router import missing_route
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer
 from master.validation import Limits, build_generation_request
-from master.worker_session import WorkerSession
-from master.workers import Workers
+from master.workers.session import WorkerSession
+from master.workers.workers import Workers
 from protos.messages import Role
 
 DRAINING = "this master is draining: it takes no new requests"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.flags import FlagError, flag
-from master.worker_access import WorkerAccess, worker_credentials
+from master.workers.access import WorkerAccess, worker_credentials
 from serving.cluster_flags import ClusterFlags
 from serving.keys import Keys
 from serving.server_tls import ServerTls, server_tls

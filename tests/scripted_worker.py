@@ -10,7 +10,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from master.workers import Workers
+from master.workers.workers import Workers
 from protos import session_pb2 as wire
 from protos.messages import (
     AttemptUpdate,

@@ -9,7 +9,7 @@ from master.edge.body import decode_body
 from master.edge.chat_answer import ChatResponse, ChatStream
 from master.edge.chat_requests import ChatRequests
 from master.edge.chat_types import ChatBody
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.service import Service
 
 PATH = "/v1/chat/completions"

@@ -10,7 +10,7 @@ from master.edge.reasoning_tokens import ReasoningTokens
 from master.edge.tool_use import ToolUse
 from master.errors import ServingError, invalid
 from master.parsing.call_grammar import ReasoningBefore, call_grammar
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.parsing.tool_choice import ToolChoiceMode
 from master.request import GenerationRequest, RequestOptions
 from master.service import Service

@@ -17,7 +17,7 @@ from master.edge.grpc_prompt import generate_prompt, tokenize_prompt
 from master.edge.grpc_status import Context, answering
 from master.edge.prompt_ids import MAX_CHARACTERS_IN_LOOP
 from master.errors import ErrorKind, ServingError, invalid
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.request import GenerationRequest
 from master.service import Service
 from protos import inference_pb2 as wire

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from config.address import Address
 from master.edge.grpc_cluster import Cluster
 from master.edge.grpc_inference import Inference
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.service import Service
 from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import add_ClusterServicer_to_server

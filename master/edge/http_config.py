@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 
 MEBIBYTE = 2**20
 

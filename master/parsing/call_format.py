@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from master.parsing.call_series import CallSeries
+from master.parsing.call_ids import CallSeries
 from master.parsing.events import OutputParser
 
 

@@ -5,9 +5,9 @@ object, at the end of an output that was cut off, is dropped; anything else that
 """
 
 from master.parsing.call_format import CallFormat, CallLayout
-from master.parsing.call_object import CallObject
-from master.parsing.call_series import CallSeries, openai_call_id
+from master.parsing.call_ids import CallSeries, openai_call_id
 from master.parsing.events import ContentDelta, Event
+from master.parsing.json_call import CallObject
 from master.parsing.tag_gate import TagGate
 
 OPEN = "<tool_call>"

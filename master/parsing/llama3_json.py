@@ -8,9 +8,9 @@ the tag and around calls is dropped, as is a tag that ends the output.
 from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat, CallLayout
-from master.parsing.call_object import CallObject
-from master.parsing.call_series import CallSeries, openai_call_id
+from master.parsing.call_ids import CallSeries, openai_call_id
 from master.parsing.events import ContentDelta, Event
+from master.parsing.json_call import CallObject
 from master.parsing.tag_gate import TagGate
 
 TAG = "<|python_tag|>"

@@ -8,9 +8,9 @@ is content, together with the tag.
 from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat, CallLayout
-from master.parsing.call_object import CallObject
-from master.parsing.call_series import CallSeries, mistral_call_id
+from master.parsing.call_ids import CallSeries, mistral_call_id
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
+from master.parsing.json_call import CallObject
 from master.parsing.json_span import JsonSpan
 from master.parsing.mistral_header import ARGS, CALL_ID, HeaderEnd, MistralHeader
 from master.parsing.tag_gate import TagGate

@@ -7,7 +7,7 @@ from master.edge.body import decode_body
 from master.edge.chat_requests import ChatRequests
 from master.edge.messages.answer import MessageStream, MessageWhole
 from master.edge.messages.body import FIELD_NAMES, MessagesBody
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.service import Service
 
 PATH = "/v1/messages"

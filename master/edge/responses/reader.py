@@ -9,7 +9,7 @@ from master.edge.body import decode_body
 from master.edge.chat_requests import ChatRequests
 from master.edge.responses.answer import ResponsesStream, ResponsesWhole
 from master.edge.responses.body import FIELD_NAMES, ResponsesBody
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.service import Service
 
 PATH = "/v1/responses"

@@ -10,7 +10,7 @@ from client.errors import InvalidRequest
 from client.options import ChatOptions, Message
 from client.results import Delta, ToolCall
 from master.edge.grpc_server import GrpcServer
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
 from protos.messages import FinishReason, GrammarKind

@@ -12,7 +12,7 @@ from anthropic.types import Message, MessageParam, TextBlock, ThinkingBlock, Too
 from master.edge.http_config import HttpConfig
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
 from master.request import GenerationRequest

@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionToolUnionParam
 
 from master.edge.http_config import HttpConfig
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
 from protos.messages import GrammarKind

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from master.parsing.call_format import CallFormat
-from master.parsing.call_series import CallSeries
+from master.parsing.call_ids import CallSeries
 from master.parsing.events import (
     ContentDelta,
     Event,

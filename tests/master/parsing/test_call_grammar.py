@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_grammar import ReasoningBefore, call_grammar
-from master.parsing.choose import ParserChoice
+from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.llama3_json import LLAMA3_JSON
 from master.parsing.mistral import MISTRAL, MISTRAL_ARRAY

@@ -6,8 +6,8 @@ shows as far as it came, as with OpenAI, so on the fixtures in CUT_OFF the judge
 
 import pytest
 
-from master.parsing.choose import choose_parsers
 from master.parsing.composed import ComposedParser
+from master.parsing.formats import choose_parsers
 from tests.master.parsing.answers import Answer, cut, read
 
 pytest.importorskip("canitoolcall")

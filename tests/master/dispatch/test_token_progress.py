@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from master.progress import Progress
+from master.dispatch.token_progress import Progress
 from protos.messages import FinishReason, TokenDelta, TokenLogprobs
 
 

@@ -13,13 +13,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection
 
-from master.attempt_trace import AttemptTrace
-from master.progress import Progress
+from master.dispatch.token_progress import Progress
+from master.dispatch.trace import AttemptTrace
 from master.request import GenerationRequest
-from master.router import Route, pick_decode
-from master.worker_session import Leg
-from master.worker_view import PromptView, WorkerView
-from master.workers import Workers
+from master.routing.router import Route, pick_decode
+from master.routing.views import PromptView, WorkerView
+from master.workers.session import Leg
+from master.workers.workers import Workers
 from protos.messages import AttemptUpdate, ErrorCode, Failure, KvSource, Stage, Start, TokenDelta
 
 MAX_REFUSALS = 3  # decode workers tried before the prefill worker decodes

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from master.session_call import CALL_ENDS, SessionCall, WorkerLost, describe, refusal_of, session_call
-from master.worker_access import PLAIN, WorkerAccess
-from master.worker_view import WorkerView
+from master.routing.views import WorkerView
+from master.workers.access import PLAIN, WorkerAccess
+from master.workers.session_call import CALL_ENDS, SessionCall, WorkerLost, describe, refusal_of, session_call
 from protos.messages import (
     AttemptUpdate,
     CacheEvents,

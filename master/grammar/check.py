@@ -27,7 +27,7 @@ DEATHS = {
 
 
 class GrammarCheck:
-    """Has grammars compiled one after another by a process of its own, `master.grammar_compiler`, and replaces that
+    """Has grammars compiled one after another by a process of its own, `master.grammar.compiler`, and replaces that
     when it dies of one. It runs from the first grammar on, until `close`."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class GrammarCheck:
             process, self._process = self._process, None
             if process is None:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "master.grammar_compiler", stdin=PIPE, stdout=PIPE
+                    sys.executable, "-m", "master.grammar.compiler", stdin=PIPE, stdout=PIPE
                 )
             try:
                 problem = await _ask(process, source)

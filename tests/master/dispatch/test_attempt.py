@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import time
 
-from master.attempts import Attempts
+from master.dispatch.request_run import Attempts
+from master.dispatch.retry_budget import BURST, RetryBudget
 from master.request import GenerationRequest
-from master.retries import BURST, RetryBudget
 from protos.messages import (
     Cancel,
     DecodeHere,

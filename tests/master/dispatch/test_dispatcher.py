@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from master.dispatcher import Dispatcher
+from master.dispatch.dispatcher import Dispatcher
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from master.worker_access import WorkerAccess
+from master.workers.access import WorkerAccess
 from protos import session_pb2 as wire
 from protos.messages import ToMaster, ToWorker
 from protos.session_codec import decode_to_master, encode_to_worker

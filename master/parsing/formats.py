@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from master.parsing.call_format import CallFormat
-from master.parsing.call_series import CallSeries
+from master.parsing.call_ids import CallSeries
 from master.parsing.composed import ComposedParser
 from master.parsing.hermes import HERMES
 from master.parsing.llama3_json import LLAMA3_JSON

@@ -1,6 +1,6 @@
 import pytest
 
-from master.parsing.choose import choose_parsers
+from master.parsing.formats import choose_parsers
 from tests.master.parsing.answers import Call, read
 
 HERMES_TEMPLATE = 'return a json object within <tool_call></tool_call> tags {%- if "</think>" in content %}'

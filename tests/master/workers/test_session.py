@@ -7,7 +7,7 @@ from types import TracebackType
 
 import pytest
 
-from master.worker_session import Leg, WorkerSession
+from master.workers.session import Leg, WorkerSession
 from protos.messages import (
     AttemptUpdate,
     CacheEvents,

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from master.worker_access import PLAIN, WorkerAccess
-from master.worker_session import Leg, WorkerSession
-from master.worker_view import WorkerView
+from master.routing.views import WorkerView
+from master.workers.access import PLAIN, WorkerAccess
+from master.workers.session import Leg, WorkerSession
 from registry.instance import InstanceRecord, decode_instance, name_of
 from registry.watcher import Added, PrefixWatcher, Removed, Updated
 

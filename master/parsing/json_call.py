@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from master.parsing.call_series import CallSeries
+from master.parsing.call_ids import CallSeries
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
 from master.parsing.json_span import JsonSpan
 

@@ -7,7 +7,7 @@ figures. A worker that failed this request before (`avoided`) computes its promp
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from master.worker_view import PromptView, WorkerView
+from master.routing.views import PromptView, WorkerView
 from protos.messages import Role, Stage
 
 ASSUMED_PREFILL_TOKENS_PER_S = 1000.0  # while no worker has computed any

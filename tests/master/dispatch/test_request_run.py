@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from master.attempts import Attempts
+from master.dispatch.request_run import Attempts
+from master.dispatch.retry_budget import BURST, MAX_FAILURES_IN_A_ROW, RetryBudget
 from master.errors import ErrorKind, ServingError
 from master.request import GenerationRequest
-from master.retries import BURST, MAX_FAILURES_IN_A_ROW, RetryBudget
 from protos.messages import ErrorCode, Failure, FinishReason, Role, SamplingParams, Stage, Start
 from tests.scripted_worker import Fleet, ScriptedWorker, fleet_of, soon
 
@@ -187,7 +187,7 @@ async def test_what_has_begun_waits_for_its_only_worker_to_come_back() -> None:
 
 
 async def test_the_last_worker_lost_is_the_clients_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.attempts.PATIENCE_S", 0.1)
+    monkeypatch.setattr("master.dispatch.request_run.PATIENCE_S", 0.1)
     async with fleet_of(Role.MIX) as (fleet, (mix,)):
         _, running = begin(fleet)
         await mix.hear(Start)
@@ -198,7 +198,7 @@ async def test_the_last_worker_lost_is_the_clients_to_know(monkeypatch: pytest.M
 
 async def test_only_workers_that_are_too_small_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was fine when it came, so it is not the client's mistake."""
-    monkeypatch.setattr("master.attempts.PATIENCE_S", 0.1)
+    monkeypatch.setattr("master.dispatch.request_run.PATIENCE_S", 0.1)
     async with ScriptedWorker("small", Role.MIX, num_blocks=3) as small, fleet_of(Role.MIX) as (fleet, (mix,)):
         await fleet.join(small)
         _, running = begin(fleet)

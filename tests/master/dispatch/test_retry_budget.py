@@ -1,6 +1,6 @@
 """How often what failed may be tried again."""
 
-from master.retries import BURST, MAX_FAILURES, MAX_FAILURES_IN_A_ROW, Failures, RetryBudget
+from master.dispatch.retry_budget import BURST, MAX_FAILURES, MAX_FAILURES_IN_A_ROW, Failures, RetryBudget
 
 
 def spend_all(budget: RetryBudget) -> int:

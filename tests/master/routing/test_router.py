@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from master.router import missing_route, pick_decode, pick_first, pick_last_resort
-from master.worker_view import PromptView, WorkerView
+from master.routing.router import missing_route, pick_decode, pick_first, pick_last_resort
+from master.routing.views import PromptView, WorkerView
 from protos.block_hash import extend_chain, root_hash
 from protos.messages import Role, Stage
 

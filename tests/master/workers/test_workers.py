@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from master.worker_session import Leg
+from master.workers.session import Leg
 from protos.messages import AttemptUpdate, Role, SamplingParams, Stage, Start
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient

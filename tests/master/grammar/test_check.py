@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from master.errors import ErrorKind, ServingError
-from master.grammar_check import TOO_COMPLEX, TOO_SLOW, GrammarCheck
+from master.grammar.check import TOO_COMPLEX, TOO_SLOW, GrammarCheck
 from protos.messages import Grammar, GrammarKind
 
 VALID = Grammar(GrammarKind.REGEX, "[a-z]+")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from master.worker_view import PromptView, WorkerView
+from master.routing.views import PromptView, WorkerView
 from protos.block_hash import extend_chain, root_hash
 from protos.messages import Role
 

@@ -4,16 +4,16 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 
-from master.attempts import Attempts
+from master.dispatch.request_run import Attempts
+from master.dispatch.retry_budget import RetryBudget
+from master.dispatch.running_requests import RunningRequests
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
-from master.retries import RetryBudget
-from master.running_requests import RunningRequests
 from master.text.text_stream import TextStream
 from master.text.tokenizer import Tokenizer
-from master.worker_session import Leg
-from master.workers import Workers
+from master.workers.session import Leg
+from master.workers.workers import Workers
 from protos.messages import FinishReason, TokenDelta
 
 CANCEL_TIMEOUT_S = 10.0  # for workers to let go of a cancelled request

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from master import dispatcher as dispatcher_module
-from master.dispatcher import Dispatcher
+from master.dispatch import dispatcher as dispatcher_module
+from master.dispatch.dispatcher import Dispatcher
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest

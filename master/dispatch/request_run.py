@@ -10,15 +10,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from master.attempt import Attempt, AttemptFailed
-from master.attempt_trace import AttemptTrace
+from master.dispatch.attempt import Attempt, AttemptFailed
+from master.dispatch.retry_budget import Failures, RetryBudget
+from master.dispatch.token_progress import Progress
+from master.dispatch.trace import AttemptTrace
 from master.errors import ErrorKind, ServingError, invalid
-from master.progress import Progress
 from master.request import GenerationRequest
-from master.retries import Failures, RetryBudget
-from master.router import Route, missing_route, pick_first, pick_last_resort
-from master.worker_view import PromptView
-from master.workers import Workers
+from master.routing.router import Route, missing_route, pick_first, pick_last_resort
+from master.routing.views import PromptView
+from master.workers.workers import Workers
 from protos.messages import ErrorCode, FinishReason
 
 logger = logging.getLogger(__name__)
