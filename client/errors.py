@@ -1,6 +1,6 @@
 """What a call can fail with: one family, by what the caller can do about it.
 
-`master.edge.grpc_status` is the other end.
+`master.edge.grpc.status` is the other end.
 """
 
 import grpc

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class ErrorKind(Enum):
-    """What went wrong, in the client's terms. `master.edge.status` maps each to its HTTP and gRPC code."""
+    """What went wrong, in the client's terms. `master.edge.http.status` maps each to its HTTP and gRPC code."""
 
     INVALID_REQUEST = "invalid_request_error"
     UNAUTHENTICATED = "authentication_error"

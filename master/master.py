@@ -17,8 +17,8 @@ from config.flags import FlagError
 from master.config import MasterConfig
 from master.dispatch.dispatcher import Dispatcher
 from master.edge.app import create_app
-from master.edge.grpc_server import GrpcServer
-from master.edge.http_config import HttpConfig
+from master.edge.grpc.server import GrpcServer
+from master.edge.http.config import HttpConfig
 from master.grammar.check import GrammarCheck
 from master.master_service import MasterService
 from master.model_info import model_context

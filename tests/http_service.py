@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from master.edge.app import create_app
-from master.edge.http_config import HttpConfig
+from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from master.edge.grpc_server import GrpcServer
+from master.edge.grpc.server import GrpcServer
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions

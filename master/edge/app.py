@@ -12,17 +12,17 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from master.edge import openapi
-from master.edge.cors import EXTRA_HEADERS, Cors
-from master.edge.error_forms import error_form
-from master.edge.error_response import INTERNAL_ERROR, error_headers, http_status
-from master.edge.health import HealthRoutes
-from master.edge.http_access import HttpAccess
-from master.edge.http_config import HttpConfig
-from master.edge.http_metrics import CLIENT_CLOSED, HttpMetrics
-from master.edge.models import ModelRoutes
-from master.edge.operations import OperationRoutes
+from master.edge.access import HttpAccess
+from master.edge.error_form import error_form
+from master.edge.http.config import HttpConfig
+from master.edge.http.cors import EXTRA_HEADERS, Cors
+from master.edge.http.errors import INTERNAL_ERROR, error_headers, http_status
+from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics
 from master.edge.post_routes import post_routes
 from master.edge.responses import stored
+from master.edge.routes.admin import OperationRoutes
+from master.edge.routes.health import HealthRoutes
+from master.edge.routes.models import ModelRoutes
 from master.errors import ErrorKind, ServingError
 from master.service import Service
 from serving.keys import Keys

@@ -14,17 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from master.edge import answer_types as answers
-from master.edge import chat, completions, embeddings, operations
-from master.edge.chat_types import ChatBody
-from master.edge.completion_types import CompletionBody
-from master.edge.embeddings import EmbeddingsBody
-from master.edge.http_access import OPEN_PATHS
+from master.edge.access import OPEN_PATHS
+from master.edge.chat import reader as chat
+from master.edge.chat.body import ChatBody
+from master.edge.completions import reader as completions
+from master.edge.completions.body import CompletionBody
 from master.edge.messages import count_tokens
 from master.edge.messages import reader as messages
 from master.edge.messages.body import CountTokensBody, MessagesBody
 from master.edge.responses import reader as responses
 from master.edge.responses.body import ResponsesBody
-from master.edge.tokenize import DetokenizeBody, TokenizeBody
+from master.edge.routes import admin as operations
+from master.edge.routes import embeddings
+from master.edge.routes.embeddings import EmbeddingsBody
+from master.edge.routes.tokenize import DetokenizeBody, TokenizeBody
 
 PATH = "/openapi.json"
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"

@@ -4,17 +4,19 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp
 
-from master.edge import chat, completions, embeddings
-from master.edge.answer import Answer
-from master.edge.error_forms import error_form
-from master.edge.generation_endpoint import GenerationEndpoint
-from master.edge.http_config import HttpConfig
-from master.edge.http_metrics import HttpMetrics
-from master.edge.json_endpoint import JsonEndpoint
+from master.edge.chat import reader as chat
+from master.edge.completions import reader as completions
+from master.edge.error_form import error_form
+from master.edge.http.answer import Answer
+from master.edge.http.config import HttpConfig
+from master.edge.http.endpoint import GenerationEndpoint
+from master.edge.http.json_endpoint import JsonEndpoint
+from master.edge.http.metrics import HttpMetrics
 from master.edge.messages import count_tokens
 from master.edge.messages import reader as messages
 from master.edge.responses import reader as responses
-from master.edge.tokenize import Detokenize, Tokenize
+from master.edge.routes import embeddings
+from master.edge.routes.tokenize import Detokenize, Tokenize
 from master.service import Service
 
 

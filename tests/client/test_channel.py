@@ -9,7 +9,7 @@ from client.channel import target_of
 from client.errors import Unavailable
 from client.retries import RetryPolicy
 from client.sync_client import Client
-from master.edge.grpc_server import GrpcServer
+from master.edge.grpc.server import GrpcServer
 from tests.scripted_service import ScriptedService, serving
 from tests.tls_files import make_certificate
 

@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from master.edge.http_config import HttpConfig
-from master.edge.http_metrics import HttpMetrics
+from master.edge.http.config import HttpConfig
+from master.edge.http.metrics import HttpMetrics
 from master.edge.openapi import document
 from master.edge.post_routes import post_routes
 from tests.http_service import HttpService, serving

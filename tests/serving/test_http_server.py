@@ -8,7 +8,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from master.edge.app import create_app
-from master.edge.http_config import HttpConfig
+from master.edge.http.config import HttpConfig
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
 from protos.messages import FinishReason

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from config.flags import FlagError
 from master.edge.app import create_app
-from master.edge.http_config import HttpConfig
+from master.edge.http.config import HttpConfig
 from protos import inference_pb2 as wire
 from protos.inference_pb2_grpc import InferenceStub
 from serving.http_server import HttpServer

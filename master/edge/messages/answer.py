@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from master.edge import sse
-from master.edge.chat_requests import ChatRequest
-from master.edge.json_object import encode
+from master.edge.conversation.chat_request import ChatRequest
+from master.edge.conversation.content_blocks import Block, BlockKind, Change, Closed, Grown, Opened
+from master.edge.conversation.single_output import SingleOutput
+from master.edge.http import sse
+from master.edge.http.json_object import encode
 from master.edge.messages.error import messages_error_body
-from master.edge.output_blocks import Block, BlockKind, Change, Closed, Grown, Opened
-from master.edge.single_output import SingleOutput
 from master.errors import ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest

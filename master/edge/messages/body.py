@@ -7,11 +7,11 @@ import re
 
 import msgspec
 
-from master.edge.conversation import template_kwargs
-from master.edge.extension_fields import ExtensionFields
-from master.edge.grammar_fields import JsonSchemaFormat, ResponseFormat, grammar_of_format
+from master.edge.conversation.conversation import template_kwargs
+from master.edge.fields.extensions import ExtensionFields
+from master.edge.fields.grammar import JsonSchemaFormat, ResponseFormat, grammar_of_format
+from master.edge.fields.tools import ToolUse, read_tool_use
 from master.edge.messages.content import Content, InputMessage, Message, chat_messages, text_of
-from master.edge.tool_use import ToolUse, read_tool_use
 from master.errors import invalid
 from master.request import RequestOptions
 

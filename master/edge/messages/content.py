@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from master.edge.nesting import check_nesting
+from master.edge.fields.nesting import check_nesting
 from master.errors import invalid
 
 ROLES = ("user", "assistant", "system")

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from master.edge.body import decode_body
-from master.edge.json_object import encode
+from master.edge.conversation.prompt_tokens import encode_chat
+from master.edge.http.json_object import encode
+from master.edge.http.request_body import decode_body
 from master.edge.messages.body import CountTokensBody
-from master.edge.prompt_ids import encode_chat
 from master.service import Service
 
 PATH = "/v1/messages/count_tokens"

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from master.edge.error_response import bounded
+from master.edge.http.errors import bounded
 from master.errors import ErrorKind, ServingError
 
 ERROR_TYPES = {

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from master.edge.answer import Answer
-from master.edge.body import decode_body
-from master.edge.chat_requests import ChatRequests
+from master.edge.conversation.chat_request import ChatRequests
+from master.edge.http.answer import Answer
+from master.edge.http.request_body import decode_body
 from master.edge.messages.answer import MessageStream, MessageWhole
 from master.edge.messages.body import FIELD_NAMES, MessagesBody
 from master.parsing.formats import ParserChoice

@@ -6,15 +6,15 @@ output_item.done. The whole stream is between response.created and response.comp
 
 from collections.abc import Sequence
 
-from master.edge import sse
-from master.edge.chat_requests import ChatRequest
-from master.edge.error_response import bounded
-from master.edge.json_object import encode
-from master.edge.output_blocks import Block, BlockKind, Change, Closed, Grown, Opened
+from master.edge.conversation.chat_request import ChatRequest
+from master.edge.conversation.content_blocks import Block, BlockKind, Change, Closed, Grown, Opened
+from master.edge.conversation.single_output import SingleOutput
+from master.edge.http import sse
+from master.edge.http.errors import bounded
+from master.edge.http.json_object import encode
 from master.edge.responses.body import ResponsesBody
 from master.edge.responses.output_items import ItemStatus, content_part, item_id, output_item
 from master.edge.responses.response_object import ResponseObject, end_status
-from master.edge.single_output import SingleOutput
 from master.errors import ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from master.edge.output_blocks import Block, BlockKind
+from master.edge.conversation.content_blocks import Block, BlockKind
 
 PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
 

@@ -4,9 +4,9 @@ import time
 
 import msgspec
 
-from master.edge.answer import Answer
-from master.edge.body import decode_body
-from master.edge.chat_requests import ChatRequests
+from master.edge.conversation.chat_request import ChatRequests
+from master.edge.http.answer import Answer
+from master.edge.http.request_body import decode_body
 from master.edge.responses.answer import ResponsesStream, ResponsesWhole
 from master.edge.responses.body import FIELD_NAMES, ResponsesBody
 from master.parsing.formats import ParserChoice

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from master.edge.error_response import bounded
-from master.edge.output_blocks import Block
+from master.edge.conversation.content_blocks import Block
+from master.edge.http.errors import bounded
 from master.edge.responses.body import ResponsesBody, echoed_format, echoed_tools
 from master.edge.responses.output_items import ItemStatus, output_item
 from master.errors import ErrorKind, ServingError

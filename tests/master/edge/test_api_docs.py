@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from master.edge.chat_types import ChatBody
-from master.edge.completion_types import CompletionBody
+from master.edge.chat.body import ChatBody
+from master.edge.completions.body import CompletionBody
+from master.edge.http.status import HTTP_STATUS
 from master.edge.messages.body import MessagesBody
 from master.edge.messages.error import ERROR_TYPES
 from master.edge.responses.body import ResponsesBody
-from master.edge.status import HTTP_STATUS
 from master.errors import ErrorKind
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()

@@ -1,0 +1,51 @@
+"""Who may use the HTTP API: whoever presents one of the API keys, where there are any.
+
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; either is good on every path.
+"""
+
+from starlette.types import Receive, Scope, Send
+
+from master.edge.error_form import error_form
+from master.edge.http.config import HttpConfig
+from master.edge.http.response import Reply, SlowReader
+from master.errors import ErrorKind, ServingError
+from serving.keys import Keys
+
+# For load balancers and Prometheus, which have no key.
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+BEARER = b"bearer "
+
+
+class HttpAccess:
+    def __init__(self, keys: Keys, config: HttpConfig) -> None:
+        self._keys = keys
+        self._config = config
+
+    def refusal(self, scope: Scope) -> ServingError | None:
+        """None when the request, of which only the headers are here, may go on."""
+        if scope["path"] in OPEN_PATHS:
+            return None
+        presented = [key for name, value in scope["headers"] if (key := _key(name, value)) is not None]
+        if any(self._keys.accepts(key) for key in presented):
+            return None
+        what = "the API key is not valid" if presented else "no API key was given"
+        message = f"{what}; send one as `Authorization: Bearer KEY`"
+        return ServingError(ErrorKind.UNAUTHENTICATED, message, code="invalid_api_key" if presented else None)
+
+    async def refuse(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answers in the form of the path's API, without the body having been kept. Returns the status."""
+        reply = Reply(scope, send, self._config.slow_reader_timeout_s, error_form(scope["path"]))
+        try:
+            await reply.refuse_body(error, receive)
+        except SlowReader:
+            reply.abort()
+        assert reply.status is not None
+        return reply.status
+
+
+def _key(name: bytes, value: bytes) -> bytes | None:
+    if name == b"x-api-key":
+        return value.strip()
+    if name == b"authorization" and value[: len(BEARER)].lower() == BEARER:
+        return value[len(BEARER) :].strip()
+    return None

@@ -1,0 +1,138 @@
+"""Chat completions on the wire: https://platform.openai.com/docs/api-reference/chat
+
+A stream's events are put together from bytes, since one is made for each token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from master.edge.chat.body import ChatBody
+from master.edge.chat.message import ChatMessage, delta_members
+from master.edge.conversation.chat_request import ChatRequest
+from master.edge.http import sse
+from master.edge.http.errors import error_body
+from master.edge.http.json_object import NULL, encode, members
+from master.edge.openai.chunk import StreamFrame
+from master.edge.openai.collected_choice import CollectedChoice
+from master.edge.openai.finish_reason import finish_members
+from master.edge.openai.logprobs import ChatLogprobs, prompt_logprobs
+from master.edge.openai.usage import Tally
+from master.errors import ServingError
+from master.output import ChoiceDelta, GenerationOutput
+from master.request import GenerationRequest
+from master.text.tokenizer import Tokenizer
+from protos.messages import TokenLogprobs
+
+
+class ChatStream:
+    """`chat.completion.chunk` events, one for each choice of an output."""
+
+    def __init__(self, body: ChatBody, chat: ChatRequest, created: int, tokenizer: Tokenizer) -> None:
+        request = chat.request
+        self.id = f"chatcmpl-{request.id}"
+        self.requests: Sequence[GenerationRequest] = (request,)
+        self._readers = chat.readers
+        self._tally = Tally(self.requests)
+        self._frame = StreamFrame(
+            body, self._tally, answer_id=self.id, kind="chat.completion.chunk", created=created, model=request.model
+        )
+        self._logprobs = ChatLogprobs(tokenizer) if body.logprobs else None
+        self._returns_ids = bool(body.return_token_ids)
+        self._shows_every_token = bool(body.logprobs or body.return_token_ids or body.has_continuous_usage)
+        self._opened: set[int] = set()
+
+    def add(self, prompt: int, output: GenerationOutput) -> bytes:
+        self._tally.add(prompt, output)
+        return b"".join([self._event(delta) for delta in output.choices])
+
+    def end(self) -> bytes:
+        self._tally.require_complete()
+        return self._frame.end(sum(reader.num_reasoning_tokens for reader in self._readers))
+
+    def fail(self, error: ServingError) -> bytes:
+        return sse.event(error_body(error))
+
+    def _event(self, delta: ChoiceDelta) -> bytes:
+        is_first = delta.index not in self._opened
+        read = self._readers[delta.index].read(delta)
+        has_news = read.events or delta.finish_reason or (self._shows_every_token and delta.token_ids)
+        if not (has_news or is_first):
+            return b""  # tokens that mean nothing yet
+        self._opened.add(delta.index)
+        choice = b'{"index":%d,"delta":{%s%s},"logprobs":%s,%s%s}' % (
+            delta.index,
+            b'"role":"assistant",' if is_first else b"",
+            delta_members(read.events),
+            self._logprobs_of(delta),
+            finish_members(read.finish_reason, delta.matched_stop),
+            b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b"",
+        )
+        shows_prompt = is_first and self._returns_ids
+        return self._frame.event(
+            choice, b',"prompt_token_ids":' + encode(self.requests[0].prompt_ids) if shows_prompt else b""
+        )
+
+    def _logprobs_of(self, delta: ChoiceDelta) -> bytes:
+        if self._logprobs is None or not delta.logprobs:
+            return NULL
+        return encode({"content": self._logprobs.content(delta.token_ids, delta.logprobs), "refusal": None})
+
+
+class ChatResponse:
+    """One `chat.completion`."""
+
+    def __init__(self, body: ChatBody, chat: ChatRequest, created: int, tokenizer: Tokenizer) -> None:
+        request = chat.request
+        self.id = f"chatcmpl-{request.id}"
+        self.requests: Sequence[GenerationRequest] = (request,)
+        self._readers = chat.readers
+        self._body = body
+        self._created = created
+        self._tokenizer = tokenizer
+        self._tally = Tally(self.requests)
+        self._choices = [CollectedChoice() for _ in range(request.n)]
+        self._messages = [ChatMessage() for _ in range(request.n)]
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def add(self, prompt: int, output: GenerationOutput) -> bytes:
+        self._tally.add(prompt, output)
+        self._prompt_logprobs += output.prompt_logprobs
+        for delta in output.choices:
+            read = self._readers[delta.index].read(delta)
+            self._choices[delta.index].add(replace(delta, finish_reason=read.finish_reason))
+            self._messages[delta.index].add(read.events)
+        return b""
+
+    def end(self) -> bytes:
+        self._tally.require_complete()
+        request = self.requests[0]
+        extensions: dict[str, bytes] = {}
+        if self._body.prompt_logprobs is not None:
+            ranked = prompt_logprobs(self._tokenizer, request.prompt_ids, self._prompt_logprobs)
+            extensions["prompt_logprobs"] = encode(ranked)
+        if self._body.return_token_ids:
+            extensions["prompt_token_ids"] = encode(request.prompt_ids)
+        if self._body.timeline:
+            extensions["timeline"] = self._tally.timeline()
+        return b"{%s}" % members(
+            id=encode(self.id),
+            object=b'"chat.completion"',
+            created=b"%d" % self._created,
+            model=encode(request.model),
+            choices=b"[%s]" % b",".join(self._choice(index, choice) for index, choice in enumerate(self._choices)),
+            usage=self._tally.usage(sum(reader.num_reasoning_tokens for reader in self._readers)),
+            **extensions,
+        )
+
+    def _choice(self, index: int, choice: CollectedChoice) -> bytes:
+        logprobs: object = None
+        if self._body.logprobs:
+            content = ChatLogprobs(self._tokenizer).content(choice.token_ids, choice.logprobs)
+            logprobs = {"content": content, "refusal": None}
+        return b'{"index":%d,"message":%s,"logprobs":%s,%s%s}' % (
+            index,
+            encode(self._messages[index].whole()),
+            encode(logprobs),
+            finish_members(choice.finish_reason, choice.matched_stop),
+            b',"token_ids":' + encode(choice.token_ids) if self._body.return_token_ids else b"",
+        )

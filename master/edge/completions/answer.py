@@ -1,0 +1,162 @@
+"""Text completions on the wire: https://platform.openai.com/docs/api-reference/completions
+
+Choices are numbered through all prompts: prompt * n + sample.
+"""
+
+from collections.abc import Sequence
+
+from master.edge.completions.body import CompletionBody
+from master.edge.completions.prompt import CompletionPrompt
+from master.edge.http import sse
+from master.edge.http.errors import error_body
+from master.edge.http.json_object import NULL, encode, members
+from master.edge.openai.chunk import StreamFrame
+from master.edge.openai.collected_choice import CollectedChoice
+from master.edge.openai.finish_reason import finish_members
+from master.edge.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter, prompt_logprobs
+from master.edge.openai.usage import Tally
+from master.errors import ServingError
+from master.output import ChoiceDelta, GenerationOutput
+from master.request import GenerationRequest
+from master.text.tokenizer import Tokenizer
+from protos.messages import TokenLogprobs
+
+
+class CompletionStream:
+    """`text_completion` events, one for each choice of an output. An echoed prompt is in its choice's first."""
+
+    def __init__(
+        self,
+        body: CompletionBody,
+        prompts: Sequence[CompletionPrompt],
+        created: int,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.requests: Sequence[GenerationRequest] = [prompt.request for prompt in prompts]
+        first = self.requests[0]
+        self.id = f"cmpl-{first.id}"
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._tally = Tally(self.requests)
+        self._frame = StreamFrame(
+            body, self._tally, answer_id=self.id, kind="text_completion", created=created, model=first.model
+        )
+        self._body = body
+        self._shows_every_token = bool(body.logprobs is not None or body.return_token_ids or body.has_continuous_usage)
+        self._opened: set[int] = set()
+        self._writers: dict[int, CompletionLogprobsWriter] = {}
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+
+    def add(self, prompt: int, output: GenerationOutput) -> bytes:
+        self._tally.add(prompt, output)
+        if output.prompt_logprobs:
+            self._prompt_logprobs[prompt] = self._prompt_logprobs.get(prompt, ()) + output.prompt_logprobs
+        return b"".join([self._event(prompt, delta) for delta in output.choices])
+
+    def end(self) -> bytes:
+        self._tally.require_complete()
+        return self._frame.end()
+
+    def fail(self, error: ServingError) -> bytes:
+        return sse.event(error_body(error))
+
+    def _event(self, prompt: int, delta: ChoiceDelta) -> bytes:
+        index = self._tally.index(prompt, delta.index)
+        is_first = index not in self._opened
+        has_news = delta.text or delta.finish_reason or (self._shows_every_token and delta.token_ids)
+        if not (has_news or is_first):
+            return b""  # tokens whose text is yet to come
+        self._opened.add(index)
+        echoed = self._prompts[prompt]
+        extensions = b""
+        if self._body.return_token_ids:
+            extensions = b',"token_ids":' + encode(delta.token_ids)
+            if is_first:
+                extensions += b',"prompt_token_ids":' + encode(echoed.request.prompt_ids)
+        return self._frame.event(
+            b'{"index":%d,"text":%s,"logprobs":%s,%s%s}'
+            % (
+                index,
+                encode(echoed.text + delta.text if is_first else delta.text),
+                self._logprobs_of(prompt, index, delta) if self._body.logprobs is not None else NULL,
+                finish_members(delta.finish_reason, delta.matched_stop),
+                extensions,
+            )
+        )
+
+    def _logprobs_of(self, prompt: int, index: int, delta: ChoiceDelta) -> bytes:
+        logprobs = CompletionLogprobs()
+        if index not in self._writers:
+            self._writers[index] = self._prompts[prompt].open_logprobs(
+                logprobs, self._prompt_logprobs.get(prompt, ()), self._tokenizer
+            )
+        self._writers[index].write(logprobs, delta.token_ids, delta.logprobs)
+        return encode(logprobs)
+
+
+class CompletionResponse:
+    """One `text_completion`; of best_of samples the n with the best mean log-probability."""
+
+    def __init__(
+        self, body: CompletionBody, prompts: Sequence[CompletionPrompt], created: int, tokenizer: Tokenizer
+    ) -> None:
+        self.requests: Sequence[GenerationRequest] = [prompt.request for prompt in prompts]
+        self.id = f"cmpl-{self.requests[0].id}"
+        self._body = body
+        self._prompts = prompts
+        self._created = created
+        self._tokenizer = tokenizer
+        self._tally = Tally(self.requests)
+        self._choices = [[CollectedChoice() for _ in range(request.n)] for request in self.requests]
+        self._prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [() for _ in prompts]
+
+    def add(self, prompt: int, output: GenerationOutput) -> bytes:
+        self._tally.add(prompt, output)
+        self._prompt_logprobs[prompt] += output.prompt_logprobs
+        for delta in output.choices:
+            self._choices[prompt][delta.index].add(delta)
+        return b""
+
+    def end(self) -> bytes:
+        self._tally.require_complete()
+        choices: list[bytes] = []
+        for prompt in range(len(self._prompts)):
+            for choice in self._best(self._choices[prompt]):
+                choices.append(self._choice(len(choices), prompt, choice))
+        return b"{%s}" % members(
+            id=encode(self.id),
+            object=b'"text_completion"',
+            created=b"%d" % self._created,
+            model=encode(self.requests[0].model),
+            choices=b"[%s]" % b",".join(choices),
+            usage=self._tally.usage(None),
+            **({"timeline": self._tally.timeline()} if self._body.timeline else {}),
+        )
+
+    def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
+        n = self._body.n or 1
+        if len(choices) <= n:
+            return choices
+        return sorted(choices, key=lambda choice: choice.mean_logprob, reverse=True)[:n]
+
+    def _choice(self, index: int, prompt: int, choice: CollectedChoice) -> bytes:
+        echoed = self._prompts[prompt]
+        logprobs: CompletionLogprobs | None = None
+        if self._body.logprobs is not None:
+            logprobs = CompletionLogprobs()
+            writer = echoed.open_logprobs(logprobs, self._prompt_logprobs[prompt], self._tokenizer)
+            writer.write(logprobs, choice.token_ids, choice.logprobs)
+        extensions = b""
+        if self._body.prompt_logprobs is not None:
+            ranked = prompt_logprobs(self._tokenizer, echoed.request.prompt_ids, self._prompt_logprobs[prompt])
+            extensions += b',"prompt_logprobs":' + encode(ranked)
+        if self._body.return_token_ids:
+            extensions += b',"token_ids":' + encode(choice.token_ids)
+            extensions += b',"prompt_token_ids":' + encode(echoed.request.prompt_ids)
+        return b'{"index":%d,"text":%s,"logprobs":%s,%s%s}' % (
+            index,
+            encode(echoed.text + choice.text),
+            encode(logprobs),
+            finish_members(choice.finish_reason, choice.matched_stop),
+            extensions,
+        )

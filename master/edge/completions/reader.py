@@ -1,0 +1,64 @@
+"""/v1/completions"""
+
+import time
+
+import msgspec
+
+from master.edge.completions.answer import CompletionResponse, CompletionStream
+from master.edge.completions.body import DEFAULT_MAX_TOKENS, MAX_CHOICES, CompletionBody, Prompt
+from master.edge.completions.prompt import CompletionPrompt
+from master.edge.conversation.prompt_tokens import encode_text
+from master.edge.http.answer import Answer
+from master.edge.http.request_body import decode_body
+from master.errors import invalid
+from master.service import ModelCard, Service
+
+PATH = "/v1/completions"
+
+
+class CompletionReader:
+    """Makes an Answer out of a body."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._decoder = msgspec.json.Decoder(CompletionBody)
+
+    async def __call__(self, body_bytes: bytes) -> Answer:
+        """Raises ServingError for whatever is wrong."""
+        body = decode_body(body_bytes, self._decoder)
+        model = self._service.resolve_model(body.model)
+        body.check_stream_fields()
+        body.check_supported()
+        if body.suffix:
+            raise invalid("suffix", "suffix is set; inserting text is not supported")
+        prompts = body.prompts()
+        num_choices = len(prompts) * (body.num_sequences() or 1)
+        if num_choices > MAX_CHOICES:
+            raise invalid(
+                "n", f"{len(prompts)} prompts with n make {num_choices} choices; at most {MAX_CHOICES} are allowed"
+            )
+        ready = [await self._prompt(body, prompt, model) for prompt in prompts]
+        form = CompletionStream if body.stream else CompletionResponse
+        return form(body, ready, int(time.time()), self._service.tokenizer)
+
+    async def _prompt(self, body: CompletionBody, prompt: Prompt, model: ModelCard) -> CompletionPrompt:
+        tokenizer = self._service.tokenizer
+        ids = prompt
+        if isinstance(ids, str):
+            ids = await encode_text(self._service, "prompt", ids, body.add_special_tokens is not False)
+        n = body.num_sequences()
+        max_tokens = body.max_tokens
+        if max_tokens is None:
+            # the default must not be what makes a prompt too long
+            max_tokens = max(1, min(DEFAULT_MAX_TOKENS, model.max_context - len(ids)))
+        logprobs, prompt_logprobs = body.logprobs, body.prompt_logprobs
+        if logprobs is None and n != body.n:
+            logprobs = 0  # the best are chosen by it
+        if body.echo and body.logprobs is not None:
+            prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
+        options = body.to_options(n=n, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        request = await self._service.build_request(ids, options)
+        text = ""
+        if body.echo:
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(ids, request.skip_special_tokens)
+        return CompletionPrompt(request, text, is_echoed=bool(body.echo))

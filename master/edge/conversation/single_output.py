@@ -1,0 +1,61 @@
+"""The output of a request for one sample, read as it comes."""
+
+from collections.abc import Sequence
+
+from master.edge.conversation.chat_request import ChatRequest
+from master.edge.conversation.content_blocks import Block, Change, OutputBlocks
+from master.edge.openai.usage import Tally
+from master.errors import ErrorKind, ServingError
+from master.output import GenerationOutput, Usage
+from protos.messages import FinishReason
+
+
+class SingleOutput:
+    """`finish_reason` and `matched_stop` are set by the output that ends it."""
+
+    def __init__(self, chat: ChatRequest) -> None:
+        (self._reader,) = chat.readers
+        self._tally = Tally((chat.request,))
+        self._blocks = OutputBlocks()
+        self._finish_reason: FinishReason | None = None
+        self.matched_stop: str | int | None = None
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        return self._blocks.blocks
+
+    @property
+    def has_ended(self) -> bool:
+        return self._finish_reason is not None
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        assert self._finish_reason is not None, "read before the end"
+        return self._finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        return self._tally.total()
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
+
+    def add(self, output: GenerationOutput) -> list[Change]:
+        """Raises ServingError for an output that is a failure."""
+        self._tally.add(0, output)
+        changes: list[Change] = []
+        for delta in output.choices:
+            read = self._reader.read(delta)
+            changes += self._blocks.add(read.events)
+            if read.finish_reason is not None:
+                self._finish_reason = read.finish_reason
+                self.matched_stop = delta.matched_stop
+                changes += self._blocks.close()
+        return changes
+
+    def require_complete(self) -> None:
+        """Raises ServingError if something is missing."""
+        self._tally.require_complete()
+        if self._finish_reason is None:
+            raise ServingError(ErrorKind.INTERNAL, "generation ended without a finish reason")

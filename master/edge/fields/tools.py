@@ -1,0 +1,45 @@
+"""What a request says of tools, read once for all chat APIs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from master.edge.fields.nesting import check_nesting
+from master.errors import invalid
+from master.parsing.tool_choice import ToolChoice, ToolChoiceMode, read_tool_choice
+from master.parsing.tool_definitions import ToolError, read_tools
+
+Tools = list[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`template_tools` are what the chat template shows the model: none if it must not call."""
+
+    choice: ToolChoice
+    is_parallel: bool
+    template_tools: Tools | None
+
+    @property
+    def may_call(self) -> bool:
+        return self.choice.mode is not ToolChoiceMode.NONE
+
+
+def read_tool_use(
+    tools: Sequence[dict[str, object]] | None,
+    tool_choice: object,
+    is_parallel: bool | None,
+    rename: Callable[[str], str] = str,
+) -> ToolUse:
+    """`tools` and `tool_choice` in the form of chat completions; `is_parallel` is true unless said otherwise.
+
+    `rename` turns the path of a field into what the client knows it as. Raises ServingError naming what is wrong.
+    """
+    for index, tool in enumerate(tools or ()):
+        check_nesting(f"tools[{index}]", tool)
+    try:
+        choice = read_tool_choice(tool_choice, read_tools(tools or ()))
+    except ToolError as error:
+        field = rename(error.field)
+        raise invalid(field, str(error).replace(error.field, field, 1)) from error
+    shown = list(tools or ()) if choice.mode is not ToolChoiceMode.NONE else []
+    return ToolUse(choice, is_parallel is not False, shown or None)

@@ -1,0 +1,39 @@
+"""The Cluster service: the instances as this master sees them, and what they can be told."""
+
+from master.edge.grpc.status import Context, answering
+from master.service import InstanceView, Service
+from protos import cluster_pb2 as wire
+from protos.cluster_pb2_grpc import ClusterServicer
+from protos.session_codec import encode_load, encode_role
+
+
+class Cluster(ClusterServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def ListInstances(self, request: wire.ListInstancesRequest, context: Context) -> wire.ListInstancesResponse:
+        async with answering(context):
+            reason = self._service.not_ready_reason()
+            instances = [_encode_instance(view) for view in self._service.instances()]
+            return wire.ListInstancesResponse(instances=instances, is_ready=reason is None, not_ready_reason=reason)
+
+    async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainResponse:
+        async with answering(context):
+            await self._service.drain_instance(request.name)
+            return wire.DrainResponse()
+
+
+def _encode_instance(view: InstanceView) -> wire.Instance:
+    return wire.Instance(
+        name=view.name,
+        role=encode_role(view.role),
+        address=view.address,
+        model=view.model,
+        incarnation=view.incarnation,
+        is_connected=view.is_connected,
+        load=encode_load(view.load),
+        num_blocks=view.num_blocks,
+        block_size=view.block_size,
+        cached_blocks_known=view.cached_blocks_known,
+        attempts_in_flight=view.attempts_in_flight,
+    )

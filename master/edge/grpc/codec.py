@@ -1,0 +1,185 @@
+"""The client API's protobuf messages to the domain request, and outputs back."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from master.edge.conversation.choice_parser import ChoiceReader, ReadDelta
+from master.errors import invalid
+from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
+from master.parsing.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from master.request import RequestOptions
+from protos import inference_pb2 as wire
+from protos import sampling_pb2
+from protos.messages import Grammar
+from protos.sampling_codec import decode_grammar, encode_finish_reason, encode_logprobs
+
+T = TypeVar("T")
+
+
+def decode_options(message: wire.GenerationOptions, time_limit_s: float | None) -> RequestOptions:
+    """What the client asked for; `time_limit_s` is what is left of its deadline.
+
+    Ranges are not checked here. Raises ServingError for what the message can say but this API can't do.
+    """
+    sampling = message.sampling
+    if sampling.bad_words_ids:
+        raise invalid("bad_words_ids", "bad_words_ids is only understood between master and workers; use bad_words")
+    return RequestOptions(
+        model=message.model or None,
+        n=message.n if message.HasField("n") else None,
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        min_tokens=sampling.min_tokens if sampling.HasField("min_tokens") else None,
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        min_p=sampling.min_p if sampling.HasField("min_p") else None,
+        presence_penalty=sampling.presence_penalty if sampling.HasField("presence_penalty") else None,
+        frequency_penalty=sampling.frequency_penalty if sampling.HasField("frequency_penalty") else None,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
+        logit_bias=dict(sampling.logit_bias) or None,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        include_stop=message.include_stop_str_in_output,
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        bad_words=tuple(message.bad_words),
+        grammar=_decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
+        priority=message.priority or None,
+        cache_salt=message.cache_salt or None,
+        time_limit_s=time_limit_s,
+    )
+
+
+def _decode_grammar(message: sampling_pb2.Grammar) -> Grammar:
+    try:
+        return decode_grammar(message)
+    except ValueError as error:
+        raise invalid("grammar", str(error)) from error
+
+
+def decode_messages(messages: Sequence[wire.ChatMessage]) -> list[dict[str, object]]:
+    """Messages as chat templates know them: OpenAI's form. Raises ServingError naming the message."""
+    if not messages:
+        raise invalid("messages", "messages is empty; at least one message is needed")
+    return [_decode_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
+
+
+def _decode_message(field: str, message: wire.ChatMessage) -> dict[str, object]:
+    if not message.role:
+        raise invalid(f"{field}.role", f"{field}.role is empty")
+    decoded: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.name:
+        decoded["name"] = message.name
+    if message.tool_calls_json:
+        decoded["tool_calls"] = decode_objects(f"{field}.tool_calls_json", message.tool_calls_json)
+    if message.tool_call_id:
+        decoded["tool_call_id"] = message.tool_call_id
+    return decoded
+
+
+def decode_objects(field: str, text: str) -> list[dict[str, object]]:
+    """A JSON array of objects. Raises ServingError naming the field."""
+    return _decode_json(field, text, "array of objects", list[dict[str, object]])
+
+
+def decode_object(field: str, text: str) -> dict[str, object]:
+    """A JSON object. Raises ServingError naming the field."""
+    return _decode_json(field, text, "object", dict[str, object])
+
+
+def decode_value(field: str, text: str) -> object:
+    """Any JSON. Raises ServingError naming the field."""
+    return _decode_json(field, text, "value", object)
+
+
+def _decode_json(field: str, text: str, form: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise invalid(field, f"{field} is not a JSON {form}: {error}") from error
+
+
+def encode_output(
+    output: GenerationOutput, request_id: str, model: str, created: int, readers: Sequence[ChoiceReader] = ()
+) -> wire.GenerateResponse:
+    """One increment; `created` is unix seconds and, like id and model, the same in all of a request.
+
+    `readers`, one for each sample, tell content, reasoning and calls apart; without them everything is text.
+    """
+    if readers:
+        choices = [_encode_read(choice, readers[choice.index].read(choice)) for choice in output.choices]
+    else:
+        choices = [_encode_choice(choice) for choice in output.choices]
+    num_reasoning_tokens = sum(reader.num_reasoning_tokens for reader in readers) if output.usage else 0
+    return wire.GenerateResponse(
+        id=request_id,
+        model=model,
+        created=created,
+        choices=choices,
+        usage=_encode_usage(output.usage, num_reasoning_tokens) if output.usage else None,
+        timeline=_encode_timeline(output.timeline) if output.timeline else None,
+        prompt_logprobs=encode_logprobs(output.prompt_logprobs),
+    )
+
+
+def _encode_choice(choice: ChoiceDelta) -> wire.ChoiceDelta:
+    return wire.ChoiceDelta(
+        index=choice.index,
+        text=choice.text,
+        token_ids=choice.token_ids,
+        logprobs=encode_logprobs(choice.logprobs),
+        finish_reason=encode_finish_reason(choice.finish_reason) if choice.finish_reason else None,
+        matched_stop=None if choice.matched_stop is None else str(choice.matched_stop),
+    )
+
+
+def _encode_read(choice: ChoiceDelta, read: ReadDelta) -> wire.ChoiceDelta:
+    encoded = _encode_choice(replace(choice, text="", finish_reason=read.finish_reason))
+    for event in read.events:
+        match event:
+            case ContentDelta(text):
+                encoded.text += text
+            case ReasoningDelta(text):
+                encoded.reasoning_text += text
+            case ToolCallStart(index, call_id, name):
+                encoded.tool_calls.add(index=index, id=call_id, name=name)
+            case ToolCallArguments(index, text):
+                calls = encoded.tool_calls
+                is_same = bool(calls) and calls[-1].index == index
+                call = calls[-1] if is_same else calls.add(index=index)
+                call.arguments += text
+    return encoded
+
+
+def _encode_usage(usage: Usage, num_reasoning_tokens: int) -> wire.Usage:
+    return wire.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        reasoning_tokens=num_reasoning_tokens,
+    )
+
+
+def _encode_timeline(timeline: Timeline) -> wire.Timeline:
+    return wire.Timeline(
+        queue_s=timeline.queue_s,
+        prefill_s=timeline.prefill_s,
+        transfer_s=timeline.transfer_s,
+        transfer_wait_s=timeline.transfer_wait_s,
+        first_token_s=timeline.first_token_s,
+        decode_s=timeline.decode_s,
+        total_s=timeline.total_s,
+        transport=timeline.transport,
+        transfer_bytes=timeline.transfer_bytes,
+        blocks_sent=timeline.blocks_sent,
+        blocks_skipped=timeline.blocks_skipped,
+        prefill_instance=timeline.prefill_instance,
+        decode_instance=timeline.decode_instance,
+        attempts=timeline.attempts,
+    )

@@ -1,0 +1,38 @@
+"""The prompt of a gRPC request as token ids: given, tokenised, or rendered through the chat template."""
+
+from master.edge.conversation.prompt_tokens import encode_chat, encode_text
+from master.edge.grpc.chat import GrpcConversation
+from master.errors import invalid
+from master.service import Service
+from protos import inference_pb2 as wire
+
+
+async def generate_prompt(service: Service, request: wire.GenerateRequest) -> list[int]:
+    """Raises ServingError when no prompt is set."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            return await encode_text(service, "prompt", request.text, special)
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case _:
+            raise invalid("prompt", "prompt is not set; give text or token_ids")
+
+
+async def chat_prompt(service: Service, request: wire.ChatRequest) -> list[int]:
+    """Raises ServingError naming the field, with the template's own text where the template refuses."""
+    conversation = GrpcConversation(request)
+    tools = await conversation.tool_use()
+    return await encode_chat(service, conversation, tools.template_tools, conversation.num_bytes)
+
+
+async def tokenize_prompt(service: Service, request: wire.TokenizeRequest) -> list[int]:
+    """Raises ServingError when neither text nor chat is set, and as the others."""
+    match request.WhichOneof("input"):
+        case "text":
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            return await encode_text(service, "text", request.text, special)
+        case "chat":
+            return await chat_prompt(service, request.chat)
+        case _:
+            raise invalid("input", "input is not set; give text or chat")

@@ -1,0 +1,111 @@
+"""The life of one generating HTTP request.
+
+read the body → make an Answer of it (tokenised, checked) → take the first output → headers → events or, at the end,
+one body. Whoever leaves first ends it: the client (the outputs are closed at once), or the outputs (with an error).
+
+It is an ASGI application by itself: a framework's wrappers would run once more for each event.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.types import Receive, Scope, Send
+
+from master.edge.http.answer import Answer, StreamedAnswer
+from master.edge.http.config import HttpConfig
+from master.edge.http.disconnect import ClientGone, raise_when_gone, until_gone
+from master.edge.http.errors import INTERNAL_ERROR, ErrorBody, error_body
+from master.edge.http.merged_outputs import merged_outputs
+from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics, RequestTimer
+from master.edge.http.request_body import read_or_refuse
+from master.edge.http.response import Reply, SlowReader
+from master.errors import ErrorKind, ServingError
+from master.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+class GenerationEndpoint:
+    def __init__(
+        self,
+        path: str,
+        read: Callable[[bytes], Awaitable[Answer]],
+        service: Service,
+        config: HttpConfig,
+        metrics: HttpMetrics,
+        error_body: ErrorBody = error_body,
+    ) -> None:
+        self._path = path
+        self._read = read
+        self._service = service
+        self._config = config
+        self._metrics = metrics
+        self._error_body = error_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(scope, send, self._config.slow_reader_timeout_s, self._error_body)
+        timer = self._metrics.timer(self._path)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                body = await read_or_refuse(scope, receive, self._config, reply)
+                if body is not None:
+                    watch = tasks.create_task(raise_when_gone(receive))
+                    await self._answer(body, reply, timer)
+                    watch.cancel()
+        except* ClientGone:
+            logger.debug("a client of %s left", self._path)
+        except* SlowReader:
+            logger.info(
+                "a client of %s took nothing for %s s and was cut", self._path, self._config.slow_reader_timeout_s
+            )
+            reply.abort()
+            await until_gone(receive)
+        finally:
+            timer.end(reply.final_status or CLIENT_CLOSED)
+
+    async def _answer(self, body: bytes, reply: Reply, timer: RequestTimer) -> None:
+        answer: Answer | None = None
+        try:
+            answer = await self._read(body)
+            reply.name(answer.id)
+            await self._serve(answer, reply, timer)
+        except ServingError as error:
+            if error.kind is ErrorKind.INTERNAL:
+                logger.error("%s: %s", answer.id if answer else "-", error.message)
+            await _fail(answer, reply, error)
+        except SlowReader:
+            raise
+        except Exception:
+            logger.exception("%s: a bug in serving %s", answer.id if answer else "-", self._path)
+            await _fail(answer, reply, INTERNAL_ERROR)
+
+    async def _serve(self, answer: Answer, reply: Reply, timer: RequestTimer) -> None:
+        is_stream = isinstance(answer, StreamedAnswer)
+        requests = [replace(request, answer_id=answer.id) for request in answer.requests]
+        generators = [self._service.generate(request) for request in requests]
+        async with aclosing(merged_outputs(generators)) as outputs:
+            async for prompt, output in outputs:
+                timer.output(output)
+                # may find that the output is a failure: before the headers say 200
+                events = answer.add(prompt, output)
+                if not is_stream:
+                    continue
+                if reply.status is None:
+                    await reply.start_stream()
+                if events:
+                    await reply.write(events)
+        last = answer.end()
+        if reply.status is not None:
+            await reply.end_stream(last)
+        else:
+            await reply.whole(200, last)
+
+
+async def _fail(answer: Answer | None, reply: Reply, error: ServingError) -> None:
+    if isinstance(answer, StreamedAnswer) and reply.status is not None:
+        await reply.end_stream(answer.fail(error))
+    else:
+        await reply.fail(error)

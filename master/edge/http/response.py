@@ -1,0 +1,114 @@
+"""One HTTP response: a whole body, or a stream of server-sent events.
+
+Life: nothing sent → headers and a whole body; or headers → events → last events. An error becomes a whole response
+as long as nothing has been sent, and the stream's last events afterwards.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from starlette.types import Message, Receive, Scope, Send
+
+from master.edge.http import sse
+from master.edge.http.cors import EXTRA_HEADERS
+from master.edge.http.errors import ErrorBody, error_headers, http_status
+from master.errors import ServingError
+
+REQUEST_ID_HEADER = b"x-request-id"
+SAFE_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+JSON_HEADER = (b"content-type", b"application/json")
+# How long the rest of a refused body is read and dropped, since closing sooner would lose the answer on its way.
+LINGER_S = 10.0
+
+Header = tuple[bytes, bytes]
+
+
+class SlowReader(Exception):
+    """The client has taken nothing of its answer for too long."""
+
+
+class Reply:
+    def __init__(self, scope: Scope, send: Send, slow_reader_timeout_s: float, error_body: ErrorBody) -> None:
+        self._scope = scope
+        self._send = send
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._error_body = error_body
+        self._request_id = _client_request_id(scope)
+        self.status: int | None = None  # once headers are sent
+        self.is_complete = False
+
+    @property
+    def final_status(self) -> int | None:
+        """Of a response that was completed; None if the client left or was cut before."""
+        return self.status if self.is_complete else None
+
+    def name(self, request_id: str) -> None:
+        """The X-Request-Id to answer with where the client gave none."""
+        self._request_id = self._request_id or request_id.encode("ascii")
+
+    async def start_stream(self) -> None:
+        await self._start(200, sse.HEADERS)
+
+    async def write(self, events: bytes) -> None:
+        """Raises SlowReader."""
+        await self._put({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end_stream(self, events: bytes) -> None:
+        """Raises SlowReader."""
+        await self._end(events)
+
+    async def whole(self, status: int, json_text: bytes, headers: Sequence[Header] = ()) -> None:
+        """Raises SlowReader."""
+        await self._start(status, [JSON_HEADER, (b"content-length", b"%d" % len(json_text)), *headers])
+        await self._end(json_text)
+
+    async def fail(self, error: ServingError) -> None:
+        """For as long as nothing has been sent; a stream ends with events of its own. Raises SlowReader."""
+        await self.whole(http_status(error), self._error_body(error), error_headers(error))
+
+    async def refuse_body(self, error: ServingError, receive: Receive) -> None:
+        """`fail` for a request whose body has not been read to its end; closes the connection. Raises SlowReader."""
+        body = self._error_body(error)
+        length = (b"content-length", b"%d" % len(body))
+        headers = [JSON_HEADER, length, (b"connection", b"close"), *error_headers(error)]
+        await self._start(http_status(error), headers)
+        await self.write(body)
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        except TimeoutError:
+            pass  # it had its time
+        await self._end(b"")
+
+    def abort(self) -> None:
+        """Drop the connection and what is still buffered for it; a server without that way closes it on return."""
+        abort = self._scope.get("state", {}).get("abort")
+        if abort is not None:
+            abort()
+
+    async def _start(self, status: int, headers: Sequence[Header]) -> None:
+        identity = [(REQUEST_ID_HEADER, self._request_id)] if self._request_id is not None else []
+        extra: Sequence[Header] = self._scope.get(EXTRA_HEADERS, ())
+        self.status = status
+        await self._put({"type": "http.response.start", "status": status, "headers": [*headers, *identity, *extra]})
+
+    async def _end(self, body: bytes) -> None:
+        self.is_complete = True
+        await self._put({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _put(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._slow_reader_timeout_s):
+                await self._send(message)
+        except TimeoutError as error:
+            raise SlowReader from error
+
+
+def _client_request_id(scope: Scope) -> bytes | None:
+    """What the client calls its request, if that can stand in a header; it is echoed and used for nothing else."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER and SAFE_REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return None

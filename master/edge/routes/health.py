@@ -1,0 +1,33 @@
+"""/livez: the process runs. /readyz and /health: a request would succeed now. /metrics: Prometheus."""
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from master.edge.http.errors import RETRY_AFTER_S
+from master.errors import ErrorKind
+from master.service import Service
+
+
+class HealthRoutes:
+    def __init__(self, service: Service, registry: CollectorRegistry) -> None:
+        self._service = service
+        self._registry = registry
+
+    async def live(self, request: Request) -> Response:
+        return Response(b'{"status":"alive"}', media_type="application/json")
+
+    async def ready(self, request: Request) -> Response:
+        reason = self._service.not_ready_reason()
+        if reason is None:
+            return Response(b'{"status":"ready"}', media_type="application/json")
+        return Response(
+            msgspec.json.encode({"status": "not ready", "reason": reason}),
+            status_code=503,
+            media_type="application/json",
+            headers={"retry-after": str(RETRY_AFTER_S[ErrorKind.UNAVAILABLE])},
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,61 @@
+"""/tokenize and /detokenize, as vLLM has them."""
+
+import msgspec
+
+from master.edge.chat.body import ChatBody
+from master.edge.conversation.prompt_tokens import encode_chat, encode_text
+from master.edge.http.json_object import encode
+from master.edge.http.request_body import decode_body
+from master.errors import invalid
+from master.service import Service
+
+
+class TokenizeBody(ChatBody, frozen=True, kw_only=True):
+    """Either a text, or messages with all that belongs to a chat."""
+
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class Tokenize:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._decoder = msgspec.json.Decoder(TokenizeBody)
+
+    async def __call__(self, body_bytes: bytes) -> bytes:
+        """`{"tokens", "count", "max_model_len"}`, and `token_strs` if asked for. Raises ServingError."""
+        body = decode_body(body_bytes, self._decoder)
+        model = self._service.resolve_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "prompt and messages are both set or both missing; one of them is needed")
+        if body.prompt is not None:
+            ids = await encode_text(self._service, "prompt", body.prompt, body.add_special_tokens is not False)
+        else:
+            ids = await encode_chat(self._service, body, body.tool_use().template_tools, len(body_bytes))
+        answer: dict[str, object] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context}
+        if body.return_token_strs:
+            tokenizer = self._service.tokenizer
+            answer["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]
+        return encode(answer)
+
+
+class Detokenize:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._decoder = msgspec.json.Decoder(DetokenizeBody)
+
+    async def __call__(self, body_bytes: bytes) -> bytes:
+        """`{"prompt": text}`, special tokens included. Raises ServingError."""
+        body = decode_body(body_bytes, self._decoder)
+        self._service.resolve_model(body.model)
+        tokenizer = self._service.tokenizer
+        for position, token_id in enumerate(body.tokens):
+            if not 0 <= token_id < tokenizer.vocab_size:
+                allowed = f"ids must be 0 … {tokenizer.vocab_size - 1}"
+                raise invalid("tokens", f"tokens[{position}] is not in the vocabulary; {allowed}")
+        return encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
