@@ -32,5 +32,5 @@ def _decode_instance(instance: cluster_pb2.Instance) -> InstanceInfo:
         num_blocks=instance.num_blocks,
         block_size=instance.block_size,
         cached_blocks_known=instance.cached_blocks_known,
-        attempts_in_flight=instance.attempts_in_flight,
+        legs_in_flight=instance.legs_in_flight,
     )

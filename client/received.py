@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from client.errors import InternalError
 from client.results import Choice, Completion, Delta, Timeline, ToolCall, ToolCallDelta, Usage
 from protos import inference_pb2 as wire
-from protos.messages import TokenLogprobs
 from protos.sampling_codec import decode_finish_reason, decode_logprobs
+from protos.sampling_messages import TokenLogprobs
 
 
 class Received:

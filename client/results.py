@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from protos.messages import FinishReason, LoadReport, Role, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.session_messages import LoadReport, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """Further output of the sample's call numbered `index`; `id` and `name` are in its first delta only."""
+    """Further output of the sequence's call numbered `index`; `id` and `name` are in its first delta only."""
 
     index: int
     arguments: str
@@ -51,7 +52,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` is JSON text, cut short where the sample was."""
+    """`arguments` is JSON text, cut short where the sequence was."""
 
     id: str
     name: str
@@ -60,7 +61,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Further output of one sample. Text may lag behind `token_ids`; `logprobs`, if asked for, run parallel to them.
+    """Further output of one sequence. Text may lag behind `token_ids`; `logprobs`, if asked for, run parallel to them.
 
     Of a chat `text` is the content alone; the ids are of everything.
     """
@@ -69,7 +70,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None  # set in the sample's last delta
+    finish_reason: FinishReason | None = None  # set in the sequence's last delta
     matched_stop: str | None = None  # the stop string, or the token id in digits
     reasoning_text: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
@@ -77,7 +78,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One sample, whole. `finish_reason` is None only if the server left it out."""
+    """One sequence, whole. `finish_reason` is None only if the server left it out."""
 
     index: int
     text: str
@@ -91,7 +92,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Everything a request has given; `choices` are in order of their index, one for each of the n samples."""
+    """Everything a request has given; `choices` are in order of their index, one for each of the n sequences."""
 
     id: str
     model: str
@@ -103,17 +104,17 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first sample."""
+        """Of the first sequence."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the first sample."""
+        """Of the first sequence."""
         return self.choices[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first sample."""
+        """Of the first sequence."""
         return self.choices[0].finish_reason
 
 
@@ -139,7 +140,7 @@ class InstanceInfo:
     num_blocks: int
     block_size: int
     cached_blocks_known: int
-    attempts_in_flight: int
+    legs_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)

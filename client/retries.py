@@ -33,7 +33,7 @@ class RetryPolicy:
 DEFAULT_RETRIES = RetryPolicy()
 
 
-class Attempts:
+class Tries:
     """The attempts of one call, all within one deadline."""
 
     def __init__(self, policy: RetryPolicy, timeout_s: float) -> None:

@@ -24,7 +24,7 @@ from client.options import (
 )
 from client.received import Received
 from client.results import ClusterInfo, Completion, Delta, ModelInfo
-from client.retries import DEFAULT_RETRIES, Attempts, RetryPolicy
+from client.retries import DEFAULT_RETRIES, RetryPolicy, Tries
 from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.inference_pb2_grpc import InferenceStub
@@ -40,10 +40,10 @@ class Stream(Received):
     Leaving it early (`close`, or the end of its `with`) cancels the request.
     """
 
-    def __init__(self, open_call: Callable[[float], ResponseCall], attempts: Attempts) -> None:
+    def __init__(self, open_call: Callable[[float], ResponseCall], tries: Tries) -> None:
         super().__init__()
         self._open_call = open_call
-        self._attempts = attempts
+        self._tries = tries
         self._pending: deque[Delta] = deque()
         self._open()
 
@@ -62,11 +62,11 @@ class Stream(Received):
             except grpc.RpcError as failure:
                 if self.id is not None:  # output was given; a second attempt would give it again
                     raise error_of(failure) from failure
-                time.sleep(self._attempts.wait_after(failure))
+                time.sleep(self._tries.wait_after(failure))
                 self._open()
 
     def _open(self) -> None:
-        self._call = self._open_call(self._attempts.next_timeout_s())
+        self._call = self._open_call(self._tries.next_timeout_s())
         self._responses = iter(self._call)
 
     def close(self) -> None:
@@ -188,19 +188,19 @@ class Client:
         timeout_s: float | None,
     ) -> Stream:
         return Stream(
-            lambda remaining_s: method(request, timeout=remaining_s, metadata=self._metadata), self._attempts(timeout_s)
+            lambda remaining_s: method(request, timeout=remaining_s, metadata=self._metadata), self._tries(timeout_s)
         )
 
     def _call(self, method: "grpc.UnaryUnaryMultiCallable[Q, R]", request: Q, timeout_s: float | None) -> R:
-        attempts = self._attempts(timeout_s)
+        tries = self._tries(timeout_s)
         while True:
             try:
-                return method(request, timeout=attempts.next_timeout_s(), metadata=self._metadata)
+                return method(request, timeout=tries.next_timeout_s(), metadata=self._metadata)
             except grpc.RpcError as failure:
-                time.sleep(attempts.wait_after(failure))
+                time.sleep(tries.wait_after(failure))
 
-    def _attempts(self, timeout_s: float | None) -> Attempts:
-        return Attempts(self._retries, self._timeout_s if timeout_s is None else timeout_s)
+    def _tries(self, timeout_s: float | None) -> Tries:
+        return Tries(self._retries, self._timeout_s if timeout_s is None else timeout_s)
 
     def close(self) -> None:
         """Cancels what is still running."""

@@ -17,7 +17,7 @@ from master.text.tokenizer import Tokenizer
 from master.validation import Limits, build_generation_request
 from master.workers.session import WorkerSession
 from master.workers.workers import Workers
-from protos.messages import Role
+from protos.session_messages import Role
 
 DRAINING = "this master is draining: it takes no new requests"
 
@@ -108,7 +108,7 @@ class MasterService:
                 num_blocks=session.welcome.num_blocks if session.welcome else 0,
                 block_size=session.welcome.block_size if session.welcome else 0,
                 cached_blocks_known=session.num_cached_blocks,
-                attempts_in_flight=session.num_legs,
+                legs_in_flight=session.num_legs,
             )
             for session in self._workers.sessions
         ]

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from protos.messages import FinishReason, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """Further output of one sample. `token_ids` and `logprobs` run in parallel; text may lag behind them."""
+    """Further output of one sequence. `token_ids` and `logprobs` run in parallel; text may lag behind them."""
 
     index: int
     text: str

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protos.messages import Grammar, SamplingParams
+from protos.sampling_messages import Grammar, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

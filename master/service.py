@@ -8,7 +8,7 @@ from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer
-from protos.messages import LoadReport, Role
+from protos.session_messages import LoadReport, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class InstanceView:
     num_blocks: int
     block_size: int
     cached_blocks_known: int
-    attempts_in_flight: int
+    legs_in_flight: int
 
 
 class Service(Protocol):

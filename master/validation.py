@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from master.errors import invalid
 from master.request import GenerationRequest, RequestOptions
 from master.service import ModelCard
-from protos.messages import SamplingParams
+from protos.sampling_messages import SamplingParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20

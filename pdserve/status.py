@@ -78,7 +78,7 @@ def _row(instance: InstanceInfo) -> tuple[str, ...]:
         str(load.running_sequences),
         f"{load.held_blocks}/{instance.num_blocks}",
         str(instance.cached_blocks_known),
-        str(instance.attempts_in_flight),
+        str(instance.legs_in_flight),
         str(transfer.blocks_sent),
         str(transfer.blocks_received),
         str(transfer.blocks_skipped),

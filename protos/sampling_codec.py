@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 
 from protos import sampling_pb2 as wire
-from protos.messages import FinishReason, Grammar, GrammarKind, SamplingParams, TokenLogprobs
+from protos.sampling_messages import FinishReason, Grammar, GrammarKind, SamplingParams, TokenLogprobs
 
 T = TypeVar("T")
 

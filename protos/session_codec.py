@@ -6,8 +6,18 @@ not whole uint32), since the peer may be of another version.
 
 from protos import session_pb2 as wire
 from protos.block_hash import HASH_BYTES
-from protos.messages import (
-    AttemptUpdate,
+from protos.sampling_codec import (
+    decode_finish_reason,
+    decode_logprobs,
+    decode_sampling,
+    encode_finish_reason,
+    encode_logprobs,
+    encode_sampling,
+    known_value,
+    pack_ids,
+    unpack_ids,
+)
+from protos.session_messages import (
     CacheEvents,
     Cancel,
     DecodeHere,
@@ -16,7 +26,7 @@ from protos.messages import (
     Failure,
     Heartbeat,
     Hello,
-    KvSource,
+    LegUpdate,
     LoadReport,
     Prefilled,
     Role,
@@ -31,24 +41,10 @@ from protos.messages import (
     Transferred,
     Welcome,
 )
-from protos.sampling_codec import (
-    decode_finish_reason,
-    decode_logprobs,
-    decode_sampling,
-    encode_finish_reason,
-    encode_logprobs,
-    encode_sampling,
-    known_value,
-    pack_ids,
-    unpack_ids,
-)
 
 _ROLES = {int(wire.Role.Value(f"ROLE_{role.name}")): role for role in Role}
 _STAGES = {int(wire.Stage.Value(f"STAGE_{stage.name}")): stage for stage in Stage}
 _ERRORS = {int(wire.ErrorCode.Value(f"ERROR_CODE_{code.name}")): code for code in ErrorCode}
-
-
-# --- master to worker
 
 
 def encode_to_worker(message: ToWorker) -> wire.ToWorker:
@@ -58,9 +54,9 @@ def encode_to_worker(message: ToWorker) -> wire.ToWorker:
         case Start():
             return wire.ToWorker(start=_encode_start(message))
         case Cancel():
-            return wire.ToWorker(cancel=wire.Cancel(attempt=message.attempt, sequence=message.sequence))
+            return wire.ToWorker(cancel=wire.Cancel(leg=message.leg, sequence=message.sequence))
         case DecodeHere():
-            return wire.ToWorker(decode_here=wire.DecodeHere(attempt=message.attempt))
+            return wire.ToWorker(decode_here=wire.DecodeHere(leg=message.leg))
         case Drain():
             return wire.ToWorker(drain=wire.Drain())
         case Heartbeat():
@@ -75,9 +71,9 @@ def decode_to_worker(message: wire.ToWorker) -> ToWorker:
             return _decode_start(message.start)
         case "cancel":
             sequence = message.cancel.sequence if message.cancel.HasField("sequence") else None
-            return Cancel(message.cancel.attempt, sequence)
+            return Cancel(message.cancel.leg, sequence)
         case "decode_here":
-            return DecodeHere(message.decode_here.attempt)
+            return DecodeHere(message.decode_here.leg)
         case "drain":
             return Drain()
         case "heartbeat":
@@ -88,7 +84,7 @@ def decode_to_worker(message: wire.ToWorker) -> ToWorker:
 
 def _encode_start(start: Start) -> wire.Start:
     return wire.Start(
-        attempt=start.attempt,
+        leg=start.leg,
         request_id=start.request_id,
         stage=f"STAGE_{start.stage.name}",
         prompt_ids=pack_ids(start.prompt_ids),
@@ -98,13 +94,13 @@ def _encode_start(start: Start) -> wire.Start:
         priority=start.priority,
         cache_salt=start.cache_salt,
         time_limit_s=start.time_limit_s,
-        kv_source=None if start.kv_source is None else _encode_kv_source(start.kv_source),
+        kv_handle=start.kv_handle,
     )
 
 
 def _decode_start(start: wire.Start) -> Start:
     return Start(
-        attempt=start.attempt,
+        leg=start.leg,
         request_id=start.request_id,
         stage=known_value(_STAGES, start.stage, "stage"),
         prompt_ids=unpack_ids(start.prompt_ids),
@@ -114,25 +110,8 @@ def _decode_start(start: wire.Start) -> Start:
         priority=start.priority,
         cache_salt=start.cache_salt,
         time_limit_s=start.time_limit_s,
-        kv_source=_decode_kv_source(start.kv_source) if start.HasField("kv_source") else None,
+        kv_handle=start.kv_handle if start.HasField("kv_handle") else None,
     )
-
-
-def _encode_kv_source(source: KvSource) -> wire.KvSource:
-    return wire.KvSource(
-        address=source.address,
-        token=source.token,
-        attempt=source.attempt,
-        epoch=source.epoch,
-        layout_fingerprint=source.layout_fingerprint,
-    )
-
-
-def _decode_kv_source(source: wire.KvSource) -> KvSource:
-    return KvSource(source.address, source.token, source.attempt, source.epoch, source.layout_fingerprint)
-
-
-# --- worker to master
 
 
 def encode_to_master(message: ToMaster) -> wire.ToMaster:
@@ -207,15 +186,14 @@ def _decode_welcome(welcome: wire.Welcome) -> Welcome:
     )
 
 
-def _encode_update(update: AttemptUpdate) -> wire.AttemptUpdate:
-    message = wire.AttemptUpdate(attempt=update.attempt, deltas=[_encode_delta(delta) for delta in update.deltas])
+def _encode_update(update: LegUpdate) -> wire.LegUpdate:
+    message = wire.LegUpdate(leg=update.leg, deltas=[_encode_delta(delta) for delta in update.deltas])
     if update.started is not None:
-        source = update.started.kv_source
         message.started.CopyFrom(
             wire.Started(
                 cached_tokens=update.started.cached_tokens,
                 queue_s=update.started.queue_s,
-                kv_source=None if source is None else _encode_kv_source(source),
+                kv_handle=update.started.kv_handle,
             )
         )
     if update.prefilled is not None:
@@ -241,11 +219,11 @@ def _encode_update(update: AttemptUpdate) -> wire.AttemptUpdate:
     return message
 
 
-def _decode_update(update: wire.AttemptUpdate) -> AttemptUpdate:
+def _decode_update(update: wire.LegUpdate) -> LegUpdate:
     started = prefilled = transferred = failure = None
     if update.HasField("started"):
-        source = _decode_kv_source(update.started.kv_source) if update.started.HasField("kv_source") else None
-        started = Started(update.started.cached_tokens, update.started.queue_s, source)
+        handle = update.started.kv_handle if update.started.HasField("kv_handle") else None
+        started = Started(update.started.cached_tokens, update.started.queue_s, handle)
     if update.HasField("prefilled"):
         prefilled = Prefilled(update.prefilled.computed_tokens, update.prefilled.duration_s)
     if update.HasField("transferred"):
@@ -255,8 +233,8 @@ def _decode_update(update: wire.AttemptUpdate) -> AttemptUpdate:
         )
     if update.HasField("failure"):
         failure = Failure(known_value(_ERRORS, update.failure.code, "error code"), update.failure.message)
-    return AttemptUpdate(
-        attempt=update.attempt,
+    return LegUpdate(
+        leg=update.leg,
         started=started,
         prefilled=prefilled,
         transferred=transferred,

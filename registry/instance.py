@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from protos.messages import Role
+from protos.session_messages import Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from llguidance import LLMatcher, LLParserLimits
 
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 
 MAX_CHARACTERS = 128 * 1024
 MAX_CHOICES = 10_000

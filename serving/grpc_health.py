@@ -18,7 +18,7 @@ Context = grpc.aio.ServicerContext[wire.HealthCheckRequest, wire.HealthCheckResp
 OVERALL = ""  # the protocol's name for the server as a whole
 
 
-class Health(HealthServicer):  # type: ignore[misc]  # generated without types
+class HealthService(HealthServicer):  # type: ignore[misc]  # generated without types
     """SERVING while a request would succeed now; the same for the server and each of its services."""
 
     def __init__(

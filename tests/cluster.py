@@ -283,4 +283,4 @@ class Cluster:
             states = {state: worker.metric(f'pdserve_kv_blocks{{state="{state}"}}') for state in BLOCK_STATES}
             welcome = self.instances[worker.name]
             assert sum(states.values()) == welcome.num_blocks, f"{worker.name}: {states}, of {welcome.num_blocks}"
-            eventually(lambda n=worker.name: self.instances[n].attempts_in_flight == 0, f"no attempt on {worker.name}")  # type: ignore[misc]
+            eventually(lambda n=worker.name: self.instances[n].legs_in_flight == 0, f"no attempt on {worker.name}")  # type: ignore[misc]

@@ -25,7 +25,7 @@ from master.text.chat_template import ChatTemplate
 from master.text.detokenizer import IncrementalDetokenizer
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.validation import Limits, build_generation_request
-from protos.messages import FinishReason, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
 from serving.http_server import HttpServer
 from serving.keys import Keys
 from tests.http_client import Client

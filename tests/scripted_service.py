@@ -22,7 +22,8 @@ from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.validation import Limits, build_generation_request
-from protos.messages import FinishReason, LoadReport, Role, TokenLogprobs, TransferCounters
+from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.session_messages import LoadReport, Role, TransferCounters
 from serving.keys import Keys
 from serving.server_tls import ServerTls
 
@@ -55,7 +56,7 @@ INSTANCE = InstanceView(
     num_blocks=96,
     block_size=16,
     cached_blocks_known=12,
-    attempts_in_flight=9,
+    legs_in_flight=9,
 )
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
 from master.text.detokenizer import IncrementalDetokenizer
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from tests.http_service import HttpService, Script
 
 

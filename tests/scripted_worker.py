@@ -12,13 +12,13 @@ import grpc.aio
 
 from master.workers.workers import Workers
 from protos import session_pb2 as wire
-from protos.messages import (
-    AttemptUpdate,
+from protos.sampling_messages import FinishReason
+from protos.session_codec import decode_to_worker, encode_to_master
+from protos.session_messages import (
     Failure,
-    FinishReason,
     Heartbeat,
     Hello,
-    KvSource,
+    LegUpdate,
     LoadReport,
     Prefilled,
     Role,
@@ -32,7 +32,6 @@ from protos.messages import (
     Transferred,
     Welcome,
 )
-from protos.session_codec import decode_to_worker, encode_to_master
 from protos.session_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 PATIENCE_S = 20.0
@@ -155,12 +154,12 @@ class ScriptedWorker(WorkerServicer):
     # --- what a worker says of an attempt
 
     def update(self, start: Start, **what: object) -> None:
-        self.say(Step((AttemptUpdate(start.attempt, **what),)))  # type: ignore[arg-type]
+        self.say(Step((LegUpdate(start.leg, **what),)))  # type: ignore[arg-type]
 
     def begins(self, start: Start, cached_tokens: int = 0) -> None:
         """Prefill, or the pull, has begun."""
-        source = KvSource("127.0.0.1:1", b"token", start.attempt, 1, self.welcome.layout_fingerprint)
-        started = Started(cached_tokens, 0.0, source if start.stage is Stage.PREFILL else None)
+        handle = b"of leg %d" % start.leg
+        started = Started(cached_tokens, 0.0, handle if start.stage is Stage.PREFILL else None)
         self.update(start, started=started)
 
     def emits(

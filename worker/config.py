@@ -10,7 +10,7 @@ from config.address import split_host_port
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
-from protos.messages import Role
+from protos.session_messages import Role
 from registry.etcd.flags import EtcdFlags
 from serving.cluster_flags import ClusterFlags
 from serving.server_tls import ServerTls, server_tls
@@ -88,9 +88,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         512, "Tokens computed in one step, of all sequences", group="Scheduling", check=checks.at_least(1)
     )
     max_num_seqs: int = flag(64, "Sequences that run at once", group="Scheduling", check=checks.at_least(1))
-    max_queued: int = flag(
-        1024, "Attempts that may wait; more are refused", group="Scheduling", check=checks.at_least(1)
-    )
+    max_queued: int = flag(1024, "Legs that may wait; more are refused", group="Scheduling", check=checks.at_least(1))
     max_context: int | None = flag(
         None,
         "Tokens of prompt and completion together; by default the model's",

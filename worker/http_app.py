@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 
 def create_app(*, not_ready_reason: Callable[[], str | None], metrics: Callable[[], bytes]) -> Starlette:
-    """`not_ready_reason` is None when the worker would serve an attempt now."""
+    """`not_ready_reason` is None when the worker would serve a leg now."""
 
     async def livez(request: Request) -> Response:
         return JSONResponse({"status": "live"})

@@ -1,6 +1,6 @@
 """What waits to be sent to one master: bounded however slowly it reads.
 
-Outputs of an attempt coalesce into one update, so they never exceed what the attempt may emit; cache changes
+Outputs of a leg coalesce into one update, so they never exceed what the leg may emit; cache changes
 coalesce per block hash to what differs from what the master knows, so they never exceed two pools.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 
 from kvcache.block_pool import CacheEvent, CacheEventKind
-from protos.messages import AttemptUpdate, CacheEvents, Step, TokenDelta, ToMaster
+from protos.session_messages import CacheEvents, LegUpdate, Step, TokenDelta, ToMaster
 
 
 class MasterLink:
@@ -17,13 +17,13 @@ class MasterLink:
     def __init__(self, master_id: str) -> None:
         self.master_id = master_id
         self._loop = asyncio.get_running_loop()
-        self._updates: dict[int, AttemptUpdate] = {}
+        self._updates: dict[int, LegUpdate] = {}
         self._cache_changes: dict[bytes, CacheEventKind] = {}
         self._snapshot: Sequence[bytes] | None = None
         self._num_cache_events = 0
         self._has_something = asyncio.Event()
 
-    def deliver(self, updates: Sequence[AttemptUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def deliver(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
         self._loop.call_soon_threadsafe(self._add, updates, cache_events)
 
     def deliver_cache_snapshot(self, hashes: Sequence[bytes]) -> None:
@@ -51,10 +51,10 @@ class MasterLink:
             self._cache_changes = {}
         return messages
 
-    def _add(self, updates: Sequence[AttemptUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def _add(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
         for update in updates:
-            earlier = self._updates.get(update.attempt)
-            self._updates[update.attempt] = update if earlier is None else merge(earlier, update)
+            earlier = self._updates.get(update.leg)
+            self._updates[update.leg] = update if earlier is None else merge(earlier, update)
         for event in cache_events:
             assert event.hash is not None
             # A hash comes and goes in turn: a change that waits here and this one cancel out.
@@ -74,10 +74,10 @@ class MasterLink:
         return CacheEvents(self._num_cache_events, tuple(stored), tuple(removed), is_snapshot)
 
 
-def merge(earlier: AttemptUpdate, later: AttemptUpdate) -> AttemptUpdate:
-    """One update that says what both say; they are of the same attempt."""
-    return AttemptUpdate(
-        attempt=earlier.attempt,
+def merge(earlier: LegUpdate, later: LegUpdate) -> LegUpdate:
+    """One update that says what both say; they are of the same leg."""
+    return LegUpdate(
+        leg=earlier.leg,
         started=later.started or earlier.started,
         prefilled=later.prefilled or earlier.prefilled,
         transferred=later.transferred or earlier.transferred,

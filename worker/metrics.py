@@ -16,7 +16,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engine, pool = self._parts.engine, self._parts.pool
         load, stats = engine.load, engine.stats
-        yield _gauge("queued_requests", "Attempts that wait for blocks", load.queued_requests)
+        yield _gauge("queued_requests", "Legs that wait for blocks", load.queued_requests)
         yield _gauge("queued_prefill_tokens", "Prompt tokens still to be computed", load.queued_prefill_tokens)
         yield _gauge("running_sequences", "Sequences that hold blocks and run or pull", load.running_sequences)
         yield _gauge("exports", "Hand-offs waiting for a decode worker", load.exports)

@@ -12,7 +12,7 @@ from config.address import join_host_port
 from protos import session_pb2
 from protos.session_pb2_grpc import add_WorkerServicer_to_server
 from serving.grpc_guard import GrpcGuard
-from serving.grpc_health import Health
+from serving.grpc_health import HealthService
 from serving.keys import Keys
 from worker.session_service import SessionService
 
@@ -46,7 +46,7 @@ class RpcServer:
         self._sessions = sessions
         self._keys = keys
         self._credentials = credentials
-        self._health = Health(not_ready_reason, (SERVICE_NAME,), HEALTH_INTERVAL_S)
+        self._health = HealthService(not_ready_reason, (SERVICE_NAME,), HEALTH_INTERVAL_S)
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:

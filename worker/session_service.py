@@ -8,8 +8,19 @@ import grpc
 import grpc.aio
 
 from protos import session_pb2 as wire
-from protos.messages import Cancel, DecodeHere, Drain, Heartbeat, Hello, LoadReport, Start, ToMaster, ToWorker, Welcome
 from protos.session_codec import decode_to_worker, encode_to_master
+from protos.session_messages import (
+    Cancel,
+    DecodeHere,
+    Drain,
+    Heartbeat,
+    Hello,
+    LoadReport,
+    Start,
+    ToMaster,
+    ToWorker,
+    Welcome,
+)
 from protos.session_pb2_grpc import WorkerServicer
 from worker.engines.torch.engine import Engine
 from worker.master_link import MasterLink
@@ -41,7 +52,7 @@ class SessionService(WorkerServicer):
         self.num_sessions = 0
 
     async def Session(self, request_iterator: object, context: Context) -> None:
-        """Runs until the master leaves, falls silent or sends what makes no sense; its attempts end with it."""
+        """Runs until the master leaves, falls silent or sends what makes no sense; its legs end with it."""
         try:
             hello = await self._read(context)
             if not isinstance(hello, Hello):
@@ -89,9 +100,9 @@ class SessionService(WorkerServicer):
                 case Start():
                     self._engine.begin(link, message)
                 case Cancel():
-                    self._engine.cancel(link, message.attempt, message.sequence)
+                    self._engine.cancel(link, message.leg, message.sequence)
                 case DecodeHere():
-                    self._engine.decode_here(link, message.attempt)
+                    self._engine.decode_here(link, message.leg)
                 case Drain():
                     self._drain()
                 case Heartbeat():

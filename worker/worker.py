@@ -1,6 +1,6 @@
 """One worker process's life: load, bind, register, serve, drain, leave.
 
-Draining begins with SIGTERM or a master's word: the registry says so, new attempts are refused, running ones go on
+Draining begins with SIGTERM or a master's word: the registry says so, new legs are refused, running ones go on
 for up to `drain_timeout_s`. A second signal leaves at once.
 """
 
@@ -17,7 +17,7 @@ from importlib.metadata import version
 
 from config.address import free_of_wildcard, join_host_port
 from config.flags import FlagError
-from protos.messages import LoadReport, Welcome
+from protos.session_messages import LoadReport, Welcome
 from registry.errors import NewerIncarnation
 from registry.etcd.client import EtcdClient
 from registry.instance import InstanceRecord
@@ -106,7 +106,7 @@ class Worker:
             raise EngineDied("the engine ended by an error of its own; the log has it")
 
     def not_ready_reason(self) -> str | None:
-        """None when an attempt sent here would be served now."""
+        """None when a leg sent here would be served now."""
         if self._is_draining:
             return "draining"
         if self._is_stalled:
@@ -143,7 +143,7 @@ class Worker:
     def _begin_drain(self) -> None:
         if self._is_draining:
             return
-        logger.info("draining: %d attempts are left", self._parts.engine.num_attempts)
+        logger.info("draining: %d legs are left", self._parts.engine.num_legs)
         self._is_draining = True
         self._parts.engine.drain()
         if self._registration is not None:
@@ -156,11 +156,11 @@ class Worker:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 urged = asyncio.create_task(stop.wait_urgent())
                 try:
-                    while self._parts.engine.num_attempts > 0 and not urged.done():
+                    while self._parts.engine.num_legs > 0 and not urged.done():
                         await asyncio.wait([urged], timeout=DRAIN_CHECK_S)
                 finally:
                     urged.cancel()
-        logger.info("leaving with %d attempts unfinished", self._parts.engine.num_attempts)
+        logger.info("leaving with %d legs unfinished", self._parts.engine.num_legs)
 
     def _load(self) -> LoadReport:
         return dataclasses.replace(self._parts.engine.load, is_draining=self._is_draining, is_stalled=self._is_stalled)

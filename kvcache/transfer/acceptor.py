@@ -1,6 +1,6 @@
 """Everything about a connection before it has proven to be a puller.
 
-One thread accepts and reads HELLOs without blocking, so that strangers cost a descriptor for a short time and never
+One thread accepts and reads HELLOs without blocking, so that pending ones cost a descriptor for a short time and never
 a thread. The same thread ends leases that are over.
 """
 
@@ -16,7 +16,7 @@ from kvcache.transfer.bounded_log import BoundedLog
 from kvcache.transfer.counters import CounterSet
 from kvcache.transfer.export_table import ExportTable
 from kvcache.transfer.frames import HEADER_BYTES, MAGIC, FrameError, FrameType, Header
-from kvcache.transfer.payloads import HELLO_PAYLOAD_BYTES, Hello
+from kvcache.transfer.payloads import HELLO_PAYLOAD_BYTES, PullHello
 from kvcache.transfer.wakeup import Wakeup
 
 _HELLO_BYTES = HEADER_BYTES + HELLO_PAYLOAD_BYTES
@@ -25,7 +25,7 @@ _REST_WITHOUT_DESCRIPTORS_S = 0.1
 
 
 @dataclass
-class Stranger:
+class PendingConnection:
     """A connection that has not said HELLO yet. `deadline` on the monotonic clock."""
 
     socket: socket.socket
@@ -34,7 +34,7 @@ class Stranger:
     received: bytearray = field(default_factory=bytearray)
 
 
-class Door:
+class Acceptor:
     """`run` is the thread. `admit` gets the socket of every HELLO, owns it from then on, and does not block."""
 
     def __init__(
@@ -42,12 +42,12 @@ class Door:
         listening: socket.socket,
         table: ExportTable,
         counters: CounterSet,
-        admit: Callable[[socket.socket, Hello], None],
+        admit: Callable[[socket.socket, PullHello], None],
         log: BoundedLog,
         *,
         lease_s: float,
         handshake_timeout_s: float,
-        max_strangers: int,
+        max_pending: int,
     ) -> None:
         self._listening = listening
         self._table = table
@@ -56,11 +56,11 @@ class Door:
         self._log = log
         self._lease_s = lease_s
         self._handshake_timeout_s = handshake_timeout_s
-        self._max_strangers = max_strangers
+        self._max_pending = max_pending
         self._wakeup = Wakeup()
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
-        self._strangers: OrderedDict[int, Stranger] = OrderedDict()  # by descriptor; oldest first
+        self._pending: OrderedDict[int, PendingConnection] = OrderedDict()  # by descriptor; oldest first
         self._rest_until: float | None = None
         listening.setblocking(False)
 
@@ -76,8 +76,8 @@ class Door:
             while not self._is_stopping:
                 self._round()
         finally:
-            for stranger in list(self._strangers.values()):
-                self._forget(stranger).close()
+            for connection in list(self._pending.values()):
+                self._forget(connection).close()
             self._selector.close()
             self._listening.close()
             self._wakeup.close()
@@ -86,11 +86,11 @@ class Door:
         for key, _ in self._selector.select(self._timeout_s()):
             if key.fileobj is self._listening:
                 self._accept()
-            elif isinstance(key.data, Stranger):
+            elif isinstance(key.data, PendingConnection):
                 self._read_hello(key.data)
         now = time.monotonic()
         self._table.expire(now)
-        while self._strangers and (oldest := next(iter(self._strangers.values()))).deadline <= now:
+        while self._pending and (oldest := next(iter(self._pending.values()))).deadline <= now:
             self._turn_away(oldest, f"no HELLO within {self._handshake_timeout_s:g} s")
         if self._rest_until is not None and self._rest_until <= now:
             self._rest_until = None
@@ -102,8 +102,8 @@ class Door:
         deadlines = [now + self._lease_s]
         if (lease := self._table.next_deadline()) is not None:
             deadlines.append(lease)
-        if self._strangers:
-            deadlines.append(next(iter(self._strangers.values())).deadline)
+        if self._pending:
+            deadlines.append(next(iter(self._pending.values())).deadline)
         if self._rest_until is not None:
             deadlines.append(self._rest_until)
         return max(min(deadlines) - now, 0.0)
@@ -120,55 +120,55 @@ class Door:
                 self._rest(error)
                 return
             connected.setblocking(False)
-            stranger = Stranger(connected, str(address[0]), time.monotonic() + self._handshake_timeout_s)
-            if len(self._strangers) >= self._max_strangers:
+            connection = PendingConnection(connected, str(address[0]), time.monotonic() + self._handshake_timeout_s)
+            if len(self._pending) >= self._max_pending:
                 # A puller says HELLO at once: the one that has been silent longest is the least likely to be one.
-                self._turn_away(next(iter(self._strangers.values())), "too many connections without a HELLO")
-            self._strangers[connected.fileno()] = stranger
-            self._selector.register(connected, selectors.EVENT_READ, stranger)
+                self._turn_away(next(iter(self._pending.values())), "too many connections without a HELLO")
+            self._pending[connected.fileno()] = connection
+            self._selector.register(connected, selectors.EVENT_READ, connection)
 
     def _rest(self, error: OSError) -> None:
         """Out of descriptors: accepting would fail again at once, so free some and pause."""
         self._log.warning("everybody", str(error))
-        for stranger in list(self._strangers.values())[:_ACCEPTS_PER_ROUND]:
-            self._turn_away(stranger, "out of descriptors")
+        for connection in list(self._pending.values())[:_ACCEPTS_PER_ROUND]:
+            self._turn_away(connection, "out of descriptors")
         self._rest_until = time.monotonic() + _REST_WITHOUT_DESCRIPTORS_S
         self._selector.unregister(self._listening)
 
-    def _read_hello(self, stranger: Stranger) -> None:
-        if stranger.socket.fileno() not in self._strangers:
+    def _read_hello(self, connection: PendingConnection) -> None:
+        if connection.socket.fileno() not in self._pending:
             return  # turned away earlier in this round
         try:
-            data = stranger.socket.recv(_HELLO_BYTES - len(stranger.received))
+            data = connection.socket.recv(_HELLO_BYTES - len(connection.received))
         except BlockingIOError:
             return
         except OSError as error:
-            self._turn_away(stranger, str(error))
+            self._turn_away(connection, str(error))
             return
-        stranger.received += data
+        connection.received += data
         try:
             if not data:
                 raise FrameError("closed before HELLO")
-            hello = _parse_hello(stranger.received)
+            hello = _parse_hello(connection.received)
         except FrameError as error:
-            self._turn_away(stranger, str(error))
+            self._turn_away(connection, str(error))
             return
         if hello is not None:
-            self._admit(self._forget(stranger), hello)
+            self._admit(self._forget(connection), hello)
 
-    def _turn_away(self, stranger: Stranger, why: str) -> None:
+    def _turn_away(self, connection: PendingConnection, why: str) -> None:
         self._counters.add_garbage()
-        self._log.warning(stranger.peer, why)
-        self._forget(stranger).close()
+        self._log.warning(connection.peer, why)
+        self._forget(connection).close()
 
-    def _forget(self, stranger: Stranger) -> socket.socket:
-        del self._strangers[stranger.socket.fileno()]
+    def _forget(self, connection: PendingConnection) -> socket.socket:
+        del self._pending[connection.socket.fileno()]
         with contextlib.suppress(KeyError):
-            self._selector.unregister(stranger.socket)
-        return stranger.socket
+            self._selector.unregister(connection.socket)
+        return connection.socket
 
 
-def _parse_hello(received: bytearray) -> Hello | None:
+def _parse_hello(received: bytearray) -> PullHello | None:
     """None while more bytes are to come. Raises FrameError as soon as it cannot become a HELLO."""
     if not MAGIC.startswith(received[: len(MAGIC)]):
         raise FrameError("not this protocol")
@@ -181,4 +181,4 @@ def _parse_hello(received: bytearray) -> Hello | None:
         return None
     payload = bytes(received[HEADER_BYTES:])
     header.check(payload)
-    return Hello.parse(payload)
+    return PullHello.parse(payload)

@@ -1,4 +1,4 @@
-"""Warnings about strangers, who must not be able to fill a disk."""
+"""Warnings about connections from strangers, who must not be able to fill a disk."""
 
 import logging
 import threading

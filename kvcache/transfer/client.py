@@ -13,7 +13,7 @@ class TransferClient:
     """Pulls KV into `memory`. Holds no thread and no connection between pulls; any thread may use it.
 
     `silence_timeout_s` is how long a peer may send nothing (it sends a sign of life at least every second),
-    `connect_timeout_s` is for connecting and the answer to HELLO, `attempts` counts connections for one pull.
+    `connect_timeout_s` is for connecting and the answer to HELLO, `legs` counts connections for one pull.
     `secret` is that of the cluster, if it has one.
     """
 
@@ -25,13 +25,13 @@ class TransferClient:
         transports: Collection[TransportKind] = (TransportKind.VM_READ, TransportKind.TCP),
         connect_timeout_s: float = 2.0,
         silence_timeout_s: float = 4.0,
-        attempts: int = 2,
+        legs: int = 2,
         secret: bytes | None = None,
     ) -> None:
         if len(layout_fingerprint) != LAYOUT_BYTES:
             raise ValueError(f"layout_fingerprint has {LAYOUT_BYTES} bytes, got {len(layout_fingerprint)}")
-        if attempts < 1 or min(connect_timeout_s, silence_timeout_s) <= 0:
-            raise ValueError("attempts must be at least 1, connect_timeout_s and silence_timeout_s above 0")
+        if legs < 1 or min(connect_timeout_s, silence_timeout_s) <= 0:
+            raise ValueError("legs must be at least 1, connect_timeout_s and silence_timeout_s above 0")
         if not transports:
             raise ValueError("transports is empty")
         self._memory = memory
@@ -41,7 +41,7 @@ class TransferClient:
             host=this_host(),
             connect_timeout_s=connect_timeout_s,
             silence_timeout_s=silence_timeout_s,
-            attempts=attempts,
+            legs=legs,
             secret=secret,
         )
 

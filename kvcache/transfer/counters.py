@@ -9,7 +9,7 @@ from kvcache.transfer.transports.transport import TransportKind
 
 
 @dataclass(frozen=True)
-class TransferCounters:
+class ServerCounters:
     """Totals since the start, and two levels: `num_open_exports` and `num_connections` are of this moment.
 
     A block counts as sent when its batch was handed to the socket (TCP) or offered for reading (VM_READ), again
@@ -65,9 +65,9 @@ class CounterSet:
         with self._lock:
             self._num_lost += 1
 
-    def read(self, num_open_exports: int, num_connections: int) -> TransferCounters:
+    def read(self, num_open_exports: int, num_connections: int) -> ServerCounters:
         with self._lock:
-            return TransferCounters(
+            return ServerCounters(
                 num_bytes=dict(self._num_bytes),
                 num_blocks=dict(self._num_blocks),
                 released=dict(self._released),

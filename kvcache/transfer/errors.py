@@ -9,7 +9,7 @@ class TransferFailure(IntEnum):
     UNREACHABLE = 1
     """Nobody listens at the address."""
     REFUSED = 2
-    """The peer knows no such hand-off (wrong token, attempt or epoch, or it is over), or has no room."""
+    """The peer knows no such hand-off (wrong token, leg or epoch, or it is over), or has no room."""
     LAYOUT_MISMATCH = 3
     """The peer's blocks have another shape, type or model."""
     CORRUPT = 4

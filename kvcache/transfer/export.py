@@ -193,7 +193,7 @@ class Export:
         try:
             on_release(reason)
         except Exception:
-            logger.exception("release of attempt %d failed (%s)", self.handle.attempt, reason.value)
+            logger.exception("release of leg %d failed (%s)", self.handle.leg, reason.value)
 
     def _wake(self) -> None:
         if self._puller is not None:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 
 from kvcache.transfer.export import Export
-from kvcache.transfer.payloads import Hello
+from kvcache.transfer.payloads import PullHello
 
 # Enough for every puller that lost its connection just before the end; each entry is a few hundred bytes.
 MAX_REMEMBERED = 1024
@@ -39,15 +39,15 @@ class ExportTable:
             while len(self._ended) > MAX_REMEMBERED:
                 self._ended.popitem(last=False)
 
-    def find(self, claim: Hello) -> Export | None:
-        """The export, live or recently ended, that has exactly this token, attempt and epoch."""
+    def find(self, claim: PullHello) -> Export | None:
+        """The export, live or recently ended, that has exactly this token, leg and epoch."""
         digest = self._digest(claim.token)
         with self._lock:
             export = self._live.get(digest) or self._ended.get(digest)
         # The digest is keyed, so the time of its look-up tells nothing about tokens; neither does this.
         if export is None or not hmac.compare_digest(export.handle.token, claim.token):
             return None
-        if (export.handle.attempt, export.handle.epoch) != (claim.attempt, claim.epoch):
+        if (export.handle.leg, export.handle.epoch) != (claim.leg, claim.epoch):
             return None
         return export
 

@@ -17,7 +17,7 @@ payload. Only a BLOCKS frame is followed by bytes that are not a frame: `count *
 
 Who says what (D pulls from P):
 
-    D  HELLO     token, attempt, epoch, layout, num_skip, host identity, transports, proof
+    D  HELLO     token, leg, epoch, layout, num_skip, host identity, transports, proof
     P  ACCEPT    process id, nonce and its address      or  REFUSE reason, text
     D  BEGIN     transport: one-sided reads only if the nonce could be read at that address
     P  BLOCKS | READY  further complete blocks, in prompt order, as prefill completes them

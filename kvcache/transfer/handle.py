@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 TOKEN_BYTES = 16
 LAYOUT_BYTES = 16
 MAX_NUMBER = 2**64 - 1
@@ -9,7 +11,7 @@ MAX_NUMBER = 2**64 - 1
 
 @dataclass(frozen=True)
 class KvHandle:
-    """Claims the KV of one attempt; whoever has the token may read it.
+    """Claims the KV of one leg; whoever has the token may read it.
 
     `address` is "host:port", an IPv6 literal in brackets. `epoch` names one life of the prefill worker, so that a
     handle from before a restart never reaches the blocks of after it. Raises ValueError for a malformed field.
@@ -17,7 +19,7 @@ class KvHandle:
 
     address: str
     token: bytes = field(repr=False)
-    attempt: int
+    leg: int
     epoch: int
     layout: bytes
 
@@ -25,8 +27,17 @@ class KvHandle:
         split_address(self.address)
         if len(self.token) != TOKEN_BYTES or len(self.layout) != LAYOUT_BYTES:
             raise ValueError(f"token and layout have {TOKEN_BYTES} bytes, got {len(self.token)}, {len(self.layout)}")
-        if not (0 <= self.attempt <= MAX_NUMBER and 0 <= self.epoch <= MAX_NUMBER):
-            raise ValueError(f"attempt and epoch are unsigned 64-bit, got {self.attempt}, {self.epoch}")
+        if not (0 <= self.leg <= MAX_NUMBER and 0 <= self.epoch <= MAX_NUMBER):
+            raise ValueError(f"leg and epoch are unsigned 64-bit, got {self.leg}, {self.epoch}")
+
+    def encode(self) -> bytes:
+        """What travels from one worker to the other; whoever carries it need not look inside."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> "KvHandle":
+        """Raises ValueError for bytes that are no handle."""
+        return msgspec.msgpack.decode(data, type=KvHandle)
 
 
 def join_address(host: str, port: int) -> str:

@@ -26,11 +26,11 @@ NONCE_BYTES = TOKEN_BYTES
 
 
 @dataclass(frozen=True)
-class Hello:
+class PullHello:
     """`host` is None where one-sided reads are out of the question. `proof` is what `prove` makes, or zeros."""
 
     token: bytes = field(repr=False)
-    attempt: int
+    leg: int
     epoch: int
     layout: bytes
     num_skip: int
@@ -41,7 +41,7 @@ class Hello:
     def frame(self) -> Frame:
         return Frame(FrameType.HELLO, self._claim() + self.proof)
 
-    def prove(self, secret: bytes) -> "Hello":
+    def prove(self, secret: bytes) -> "PullHello":
         """The same, from somebody who knows the secret."""
         return replace(self, proof=self._mac(secret))
 
@@ -58,18 +58,18 @@ class Hello:
     def _claim(self) -> bytes:
         boot_id, pid_namespace = (self.host.boot_id, self.host.pid_namespace) if self.host else (bytes(16), 0)
         offered = sum(1 << kind for kind in self.transports)
-        fields = (self.token, self.attempt, self.epoch, self.layout, self.num_skip, boot_id, pid_namespace, offered)
+        fields = (self.token, self.leg, self.epoch, self.layout, self.num_skip, boot_id, pid_namespace, offered)
         return _CLAIM.pack(*fields)
 
     @classmethod
-    def parse(cls, payload: bytes) -> "Hello":
+    def parse(cls, payload: bytes) -> "PullHello":
         if len(payload) != HELLO_PAYLOAD_BYTES:
             raise FrameError(f"payload of {len(payload)} bytes, expected {HELLO_PAYLOAD_BYTES}")
         fields = _CLAIM.unpack_from(payload)
-        token, attempt, epoch, layout, num_skip, boot_id, pid_namespace, offered = fields
+        token, leg, epoch, layout, num_skip, boot_id, pid_namespace, offered = fields
         host = HostIdentity(boot_id, pid_namespace) if any(boot_id) else None
         transports = frozenset(kind for kind in TransportKind if offered >> kind & 1)
-        return cls(token, attempt, epoch, layout, num_skip, host, transports, payload[_CLAIM.size :])
+        return cls(token, leg, epoch, layout, num_skip, host, transports, payload[_CLAIM.size :])
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PullProgress:
     num_blocks: int
 
     def frame(self) -> Frame:
         return Frame(FrameType.PROGRESS, _COUNT.pack(self.num_blocks))
 
     @classmethod
-    def parse(cls, payload: bytes) -> "Progress":
+    def parse(cls, payload: bytes) -> "PullProgress":
         return cls(*_COUNT.unpack(_sized(payload, _COUNT)))
 
 
@@ -173,7 +173,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Farewell:
+class Refusal:
     """REFUSE or ABORT: why there will be nothing more."""
 
     reason: TransferFailure
@@ -184,11 +184,11 @@ class Farewell:
         return Frame(frame_type, _KIND.pack(self.reason) + text)
 
     @classmethod
-    def parse(cls, payload: bytes) -> "Farewell":
+    def parse(cls, payload: bytes) -> "Refusal":
         try:
             reason = TransferFailure(payload[0])
         except (IndexError, ValueError):
-            raise FrameError("farewell without a reason") from None
+            raise FrameError("refusal without a reason") from None
         return cls(reason, payload[1:].decode(errors="replace"))
 
 

@@ -21,7 +21,7 @@ from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.frames import Frame, FrameError, FrameType
 from kvcache.transfer.handle import KvHandle, split_address
-from kvcache.transfer.payloads import Accept, Ack, Begin, Farewell, Hello, Offer, Progress, Record
+from kvcache.transfer.payloads import Accept, Ack, Begin, Offer, PullHello, PullProgress, Record, Refusal
 from kvcache.transfer.transports.host_identity import HostIdentity
 from kvcache.transfer.transports.tcp import TcpReceiver
 from kvcache.transfer.transports.transport import BlockReceiver, TransportKind
@@ -45,7 +45,7 @@ class PullSettings:
     host: HostIdentity | None
     connect_timeout_s: float
     silence_timeout_s: float
-    attempts: int
+    legs: int
     secret: bytes | None = field(default=None, repr=False)
 
 
@@ -106,7 +106,7 @@ class Pull:
         """
         started = time.monotonic()
         lost: TransferError | None = None
-        for _ in range(self._settings.attempts):
+        for _ in range(self._settings.legs):
             try:
                 transport, record = self._pull_over_one_connection()
             except TransferError as error:
@@ -117,7 +117,7 @@ class Pull:
                 lost = error
                 # Whatever was wrong, the plainest transport has the fewest ways to fail again.
                 self._transports = self._transports & {TransportKind.TCP} or self._transports
-                logger.info("attempt %d: %s at %s", self._handle.attempt, error, self._position())
+                logger.info("leg %d: %s at %s", self._handle.leg, error, self._position())
             else:
                 num_sent = len(self._blocks) - self._num_skip
                 num_bytes = num_sent * self._memory.layout.block_bytes
@@ -147,9 +147,9 @@ class Pull:
                 raise TransferError(TransferFailure.CORRUPT, str(error)) from error
 
     def _agree_on_transport(self, channel: Channel, deadline: float) -> tuple[TransportKind, BlockReceiver]:
-        hello = Hello(
+        hello = PullHello(
             token=self._handle.token,
-            attempt=self._handle.attempt,
+            leg=self._handle.leg,
             epoch=self._handle.epoch,
             layout=self._settings.layout,
             num_skip=self._num_verified,
@@ -199,7 +199,7 @@ class Pull:
                 raise _StaleRead(text) if offer.addresses else TransferError(TransferFailure.CORRUPT, text)
         self._memory.write_in(blocks, landing)
         self._num_verified = end
-        self._send(channel, Progress(end).frame())
+        self._send(channel, PullProgress(end).frame())
         if self._on_progress is not None:
             self._on_progress(end)
 
@@ -213,13 +213,13 @@ class Pull:
         return record.record
 
     def _next(self, channel: Channel, silence_s: float) -> Frame:
-        """The next frame that is not a farewell; raises TransferError with the peer's reason for one that is."""
+        """The next frame that is not a refusal; raises TransferError with the peer's reason for one that is."""
         started = time.monotonic()
         frame = channel.receive(silence_s)
         self._wait_s += time.monotonic() - started
         if frame.type not in (FrameType.REFUSE, FrameType.ABORT):
             return frame
-        why = Farewell.parse(frame.payload)
+        why = Refusal.parse(frame.payload)
         if why.reason not in _REASONS_OF_A_PEER:
             raise FrameError(f"{frame.type.name} with {why.reason.name}")
         raise TransferError(why.reason, why.text)

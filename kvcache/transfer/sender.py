@@ -11,10 +11,10 @@ from kvcache.transfer.counters import CounterSet
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ExportEnd, ExportState, ReleaseReason
 from kvcache.transfer.frames import MAX_BLOCKS_PER_FRAME, Frame, FrameError, FrameType
-from kvcache.transfer.payloads import Accept, Ack, Begin, Farewell, Hello, Progress, Record
+from kvcache.transfer.payloads import Accept, Ack, Begin, PullHello, PullProgress, Record, Refusal
 from kvcache.transfer.transports.host_identity import HostIdentity
 from kvcache.transfer.transports.tcp import TcpSender
-from kvcache.transfer.transports.transport import Batch, BlockSender, TransportKind
+from kvcache.transfer.transports.transport import BlockBatch, BlockSender, TransportKind
 from kvcache.transfer.transports.vm_read import Nonce, VmReadSender
 from kvcache.transfer.wakeup import Wakeup
 
@@ -37,7 +37,7 @@ class Sender:
     def __init__(
         self,
         channel: Channel,
-        hello: Hello,
+        hello: PullHello,
         export: Export,
         memory: PoolMemory,
         host: HostIdentity | None,
@@ -74,15 +74,15 @@ class Sender:
                 self._serve()
             else:
                 self._counters.add_refused()
-                self._say_farewell(farewell(end).frame(FrameType.REFUSE))
+                self._say_farewell(refusal(end).frame(FrameType.REFUSE))
         except TransferError as error:
             self._counters.add_lost()
-            logger.info("attempt %d: puller lost: %s", self._export.handle.attempt, error)
+            logger.info("leg %d: puller lost: %s", self._export.handle.leg, error)
         except FrameError as error:
             self._counters.add_garbage()
-            logger.warning("attempt %d: puller does not keep to the protocol: %s", self._export.handle.attempt, error)
+            logger.warning("leg %d: puller does not keep to the protocol: %s", self._export.handle.leg, error)
         except Exception:
-            logger.exception("attempt %d: sending failed", self._export.handle.attempt)
+            logger.exception("leg %d: sending failed", self._export.handle.leg)
         finally:
             self.close()
 
@@ -100,7 +100,7 @@ class Sender:
         while True:
             state = self._export.state()
             if state.end is not None:
-                self._say_farewell(farewell(state.end).frame(FrameType.ABORT))
+                self._say_farewell(refusal(state.end).frame(FrameType.ABORT))
                 return
             has_sent = self._send_next(state, kind, blocks)
             events = poller.poll(0 if has_sent else self._limits.ping_interval_s * 1000)
@@ -145,7 +145,7 @@ class Sender:
     def _send_batch(self, kind: TransportKind, blocks: BlockSender) -> None:
         with self._export.pinned(self._num_sent, self._max_blocks) as batch:
             if batch:
-                num_bytes = blocks.send(Batch(self._num_sent, batch))
+                num_bytes = blocks.send(BlockBatch(self._num_sent, batch))
                 self._counters.add_sent(kind, len(batch), num_bytes)
                 self._num_sent += len(batch)
 
@@ -153,7 +153,7 @@ class Sender:
         """Takes one frame from D; True when the hand-off is over and D was told how."""
         frame = self._channel.receive(self._limits.handshake_s)
         if frame.type is FrameType.PROGRESS:
-            num_verified = Progress.parse(frame.payload).num_blocks
+            num_verified = PullProgress.parse(frame.payload).num_blocks
             if not self._num_verified <= num_verified <= self._num_sent:
                 raise FrameError(f"progress from {self._num_verified} to {num_verified} of {self._num_sent} sent")
             if num_verified > self._num_verified:
@@ -168,7 +168,7 @@ class Sender:
         if self._export.acknowledge(num_acknowledged):
             self._say_farewell(Frame(FrameType.RELEASED))
             return True
-        # The lease is over but the door's thread has not said so yet.
+        # The lease is over but the acceptor's thread has not said so yet.
         self._export.expire(time.monotonic())
         return False
 
@@ -180,12 +180,12 @@ class Sender:
         self._channel.send(frame, self._limits.send_s)
 
 
-def farewell(end: ExportEnd) -> Farewell:
+def refusal(end: ExportEnd) -> Refusal:
     """What a puller is told about an export that has ended."""
     if end.reason is ReleaseReason.EXPIRED:
-        return Farewell(TransferFailure.EXPIRED, end.text)
+        return Refusal(TransferFailure.EXPIRED, end.text)
     if end.reason is ReleaseReason.ABORTED:
-        return Farewell(TransferFailure.ABORTED, end.text)
+        return Refusal(TransferFailure.ABORTED, end.text)
     if end.reason is ReleaseReason.ACKNOWLEDGED:
-        return Farewell(TransferFailure.REFUSED, "hand-off was acknowledged before")
-    return Farewell(TransferFailure.REFUSED, "unknown hand-off")
+        return Refusal(TransferFailure.REFUSED, "hand-off was acknowledged before")
+    return Refusal(TransferFailure.REFUSED, "unknown hand-off")

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from secrets import randbits, token_bytes
 
 from kvcache.pool_memory import PoolMemory
-from kvcache.transfer.acceptor import Door
+from kvcache.transfer.acceptor import Acceptor
 from kvcache.transfer.bounded_log import BoundedLog
 from kvcache.transfer.channel import Channel
-from kvcache.transfer.counters import CounterSet, TransferCounters
+from kvcache.transfer.counters import CounterSet, ServerCounters
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.export_table import ExportTable
 from kvcache.transfer.frames import FrameType
 from kvcache.transfer.handle import LAYOUT_BYTES, TOKEN_BYTES, KvHandle, join_address
-from kvcache.transfer.payloads import Farewell, Hello
-from kvcache.transfer.sender import Sender, SenderLimits, farewell
+from kvcache.transfer.payloads import PullHello, Refusal
+from kvcache.transfer.sender import Sender, SenderLimits, refusal
 from kvcache.transfer.transports.host_identity import this_host
 from kvcache.transfer.transports.vm_read import Nonce
 
@@ -34,9 +34,9 @@ class TransferServer:
 
     `epoch` names this life of the worker; a random one is taken when it is absent. All times are in seconds:
     `lease_s` from the seal or the puller's last progress to the end of an export, `handshake_timeout_s` for a
-    stranger's HELLO, `ping_interval_s` between signs of life to a waiting puller, `send_timeout_s` for a batch of
-    `batch_bytes` (at least one block), which is also how long a release can be delayed by a puller that stopped
-    reading.
+    pending connection's HELLO, `ping_interval_s` between signs of life to a waiting puller, `send_timeout_s` for a
+    batch of `batch_bytes` (at least one block), which is also how long a release can be delayed by a puller that
+    stopped reading.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class TransferServer:
         self._senders: dict[Sender, threading.Thread] = {}  # those that ended leave when the next one starts
         self._is_closed = False
         self._address: str | None = None
-        self._door: tuple[Door, threading.Thread] | None = None
+        self._acceptor: tuple[Acceptor, threading.Thread] | None = None
 
     def start(self) -> None:
         """Binds; port 0 takes a free one. Raises OSError when the address cannot be had."""
-        assert self._door is None, "started twice"
+        assert self._acceptor is None, "started twice"
         listening = _listen(self._host, self._port)
         self._address = join_address(self._advertise_host, listening.getsockname()[1])
-        door = Door(
+        acceptor = Acceptor(
             listening,
             self._table,
             self._counters,
@@ -103,10 +103,10 @@ class TransferServer:
             self._log,
             lease_s=self._lease_s,
             handshake_timeout_s=self._handshake_timeout_s,
-            max_strangers=self._max_connections,
+            max_pending=self._max_connections,
         )
-        thread = threading.Thread(target=door.run, name="kv-transfer-door", daemon=True)
-        self._door = (door, thread)
+        thread = threading.Thread(target=acceptor.run, name="kv-transfer-acceptor", daemon=True)
+        self._acceptor = (acceptor, thread)
         thread.start()
 
     @property
@@ -116,16 +116,16 @@ class TransferServer:
         return self._address
 
     @property
-    def counters(self) -> TransferCounters:
+    def counters(self) -> ServerCounters:
         return self._counters.read(len(self._table), self._num_connections())
 
-    def open(self, attempt: int, on_release: Callable[[ReleaseReason], None]) -> Export:
+    def open(self, leg: int, on_release: Callable[[ReleaseReason], None]) -> Export:
         """A new export with a handle of its own.
 
         `on_release` is called exactly once, from any thread, when the export is over and none of its blocks is
         read any more, possibly within `abort`; it must not block. Raises RuntimeError on a closed server.
         """
-        handle = KvHandle(self.address, token_bytes(TOKEN_BYTES), attempt, self.epoch, self._layout)
+        handle = KvHandle(self.address, token_bytes(TOKEN_BYTES), leg, self.epoch, self._layout)
 
         def release(reason: ReleaseReason) -> None:
             self._counters.add_released(reason)
@@ -142,10 +142,10 @@ class TransferServer:
         """Ends all exports as CLOSED and joins all threads; every `on_release` has been called then. Idempotent."""
         with self._lock:
             self._is_closed = True
-            door, self._door = self._door, None
-        if door is not None:
-            door[0].stop()
-            door[1].join()
+            acceptor, self._acceptor = self._acceptor, None
+        if acceptor is not None:
+            acceptor[0].stop()
+            acceptor[1].join()
         for export in self._table.live():
             export.end(ReleaseReason.CLOSED, "server closed")
         with self._lock:
@@ -154,8 +154,8 @@ class TransferServer:
             sender.cut()
             thread.join()
 
-    def _admit(self, connected: socket.socket, hello: Hello) -> None:
-        """Called by the door's thread, and so never after `close` has joined it."""
+    def _admit(self, connected: socket.socket, hello: PullHello) -> None:
+        """Called by the acceptor's thread, and so never after `close` has joined it."""
         try:
             channel = Channel(connected)
         except OSError:
@@ -168,38 +168,38 @@ class TransferServer:
             return
         assert refusal is not None
         self._counters.add_refused()
-        self._log.warning(f"puller of attempt {hello.attempt}", refusal.text)
+        self._log.warning(f"puller of leg {hello.leg}", refusal.text)
         # HELLO was read to its end and the socket is fresh: this neither blocks nor resets the connection.
         with contextlib.suppress(TransferError):
             channel.send(refusal.frame(FrameType.REFUSE), timeout_s=0.1)
         channel.close()
 
-    def _refusal(self, hello: Hello, export: Export | None) -> Farewell | None:
+    def _refusal(self, hello: PullHello, export: Export | None) -> Refusal | None:
         """None when the puller may have the export. Whoever lacks the token learns nothing else."""
         if self._secrets and not hello.is_proven(self._secrets):
-            return Farewell(TransferFailure.REFUSED, "the puller does not know this cluster's secret")
+            return Refusal(TransferFailure.REFUSED, "the puller does not know this cluster's secret")
         if export is None:
-            return Farewell(TransferFailure.REFUSED, "unknown hand-off")
+            return Refusal(TransferFailure.REFUSED, "unknown hand-off")
         if (end := export.state().end) is not None:
-            return farewell(end)
+            return refusal(end)
         if hello.layout != self._layout:
-            return Farewell(TransferFailure.LAYOUT_MISMATCH, "blocks here have another layout")
+            return Refusal(TransferFailure.LAYOUT_MISMATCH, "blocks here have another layout")
         if self._num_connections() >= self._max_connections:
-            return Farewell(TransferFailure.REFUSED, f"{self._max_connections} transfers are running")
+            return Refusal(TransferFailure.REFUSED, f"{self._max_connections} transfers are running")
         return None
 
-    def _start_sender(self, channel: Channel, hello: Hello, export: Export) -> None:
+    def _start_sender(self, channel: Channel, hello: PullHello, export: Export) -> None:
         sender = Sender(
             channel, hello, export, self._memory, self._host_identity, self._nonce, self._counters, self._limits
         )
 
-        thread = threading.Thread(target=sender.run, name=f"kv-transfer-send-{export.handle.attempt}", daemon=True)
+        thread = threading.Thread(target=sender.run, name=f"kv-transfer-send-{export.handle.leg}", daemon=True)
         with self._lock:
             self._senders = {sender: thread for sender, thread in self._senders.items() if thread.is_alive()}
             try:
                 thread.start()
             except RuntimeError:
-                logger.exception("no thread for attempt %d", export.handle.attempt)
+                logger.exception("no thread for leg %d", export.handle.leg)
                 sender.close()
             else:
                 self._senders[sender] = thread

@@ -1,7 +1,7 @@
 """One attempt: on one worker, or on a prefill and a decode worker.
 
     begin on the first worker --its prefill starts--> choose a decode worker --refused--> another, in the end the
-    first one itself --all samples finished--> done
+    first one itself --all sequences finished--> done
 
 A decode worker that refused has not touched the KV, so the first worker still has it. After any other failure nobody
 knows (it may just have been handed over), and a new attempt finds in the prefix caches what there is.
@@ -13,21 +13,21 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection
 
-from master.dispatch.token_progress import Progress
-from master.dispatch.trace import AttemptTrace
+from master.dispatch.token_progress import TokenProgress
+from master.dispatch.trace import RequestTrace
 from master.request import GenerationRequest
 from master.routing.router import Route, pick_decode
 from master.routing.views import PromptView, WorkerView
 from master.workers.session import Leg
 from master.workers.workers import Workers
-from protos.messages import AttemptUpdate, ErrorCode, Failure, KvSource, Stage, Start, TokenDelta
+from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start, TokenDelta
 
 MAX_REFUSALS = 3  # decode workers tried before the prefill worker decodes
 BLAME_TIMEOUT_S = 0.5
 
 
 class AttemptFailed(Exception):
-    """The attempt ended before its samples did."""
+    """The attempt ended before its sequences did."""
 
     def __init__(self, failure: Failure, worker: str) -> None:
         super().__init__(failure.message)
@@ -36,24 +36,24 @@ class AttemptFailed(Exception):
 
 
 class Attempt:
-    """`samples` stand at the same tokens: `output_ids` after the prompt. No `avoided` worker is to decode."""
+    """`sequences` stand at the same tokens: `output_ids` after the prompt. No `avoided` worker is to decode."""
 
     def __init__(
         self,
         request: GenerationRequest,
-        samples: tuple[int, ...],
+        sequences: tuple[int, ...],
         output_ids: tuple[int, ...],
         route: Route,
         prompt: PromptView,
         *,
         workers: Workers,
         next_number: Callable[[], int],
-        progress: Progress,
-        trace: AttemptTrace,
+        progress: TokenProgress,
+        trace: RequestTrace,
         avoided: Collection[str],
     ) -> None:
         self._request = request
-        self._samples = samples
+        self._sequences = sequences
         self._output_ids = output_ids
         self._route = route
         self._prompt = prompt
@@ -61,24 +61,24 @@ class Attempt:
         self._next_number = next_number
         self._progress = progress
         self._trace = trace
-        self._updates: asyncio.Queue[tuple[Leg, AttemptUpdate]] = asyncio.Queue()
+        self._updates: asyncio.Queue[tuple[Leg, LegUpdate]] = asyncio.Queue()
         self._legs: list[Leg] = []
         self._decode: Leg | None = None
-        self._kv_source: KvSource | None = None
+        self._kv_handle: bytes | None = None
         self._num_refusals = 0
         self._unwanted = set(avoided)
         self._num_prompt_logprobs = 0
         self._held_deltas: list[TokenDelta] = []  # came before the prompt's log-probabilities, from the other worker
 
     async def run(self) -> None:
-        """Returns when every sample is finished. Raises AttemptFailed."""
+        """Returns when every sequence is finished. Raises AttemptFailed."""
         first = self._begin(self._route.worker, self._route.stage)
         try:
             while not self._is_finished():
                 leg, update = await self._updates.get()
                 self._take(leg, update)
-                if leg is first and update.started is not None and update.started.kv_source is not None:
-                    self._kv_source = update.started.kv_source
+                if leg is first and update.started is not None and update.started.kv_handle is not None:
+                    self._kv_handle = update.started.kv_handle
                     self._begin_decode(first)
                 if update.failure is not None:
                     await self._on_failure(first, leg, update.failure)
@@ -88,7 +88,7 @@ class Attempt:
             for leg in self._legs:
                 leg.session.end(leg)
 
-    def _take(self, leg: Leg, update: AttemptUpdate) -> None:
+    def _take(self, leg: Leg, update: LegUpdate) -> None:
         self._trace.count(leg.worker, leg.start.stage, update)
         self._trace.add_prompt_logprobs(self._num_prompt_logprobs, update.prompt_logprobs)
         self._num_prompt_logprobs += len(update.prompt_logprobs)
@@ -98,8 +98,8 @@ class Attempt:
             for delta in held:
                 self._progress.add(delta)
 
-    def finish_sample(self, index: int) -> None:
-        """The sample needs no further token."""
+    def finish_sequence(self, index: int) -> None:
+        """The sequence needs no further token."""
         for leg in self._legs:
             if index in leg.unfinished:
                 leg.session.cancel_sequence(leg, index)
@@ -155,28 +155,28 @@ class Attempt:
         if not self._lacks_prompt_logprobs():
             sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # an earlier attempt reported them
         start = Start(
-            attempt=self._next_number(),
+            leg=self._next_number(),
             request_id=request.id,
             stage=stage,
             prompt_ids=request.prompt_ids,
             output_ids=self._output_ids,
-            sequences=self._samples,
+            sequences=self._sequences,
             sampling=sampling,
             priority=request.priority,
             cache_salt=request.cache_salt,
             time_limit_s=request.arrived_s + request.time_limit_s - time.monotonic(),
-            kv_source=self._kv_source,
+            kv_handle=self._kv_handle,
         )
         uncached = self._prompt.num_tokens - self._prompt.cached_tokens(worker)
         leg = session.begin(start, self._on_update, uncached)
         self._legs.append(leg)
         return leg
 
-    def _on_update(self, leg: Leg, update: AttemptUpdate) -> None:
+    def _on_update(self, leg: Leg, update: LegUpdate) -> None:
         self._updates.put_nowait((leg, update))
 
     def _is_finished(self) -> bool:
-        return all(self._progress.sequences[index].finish_reason is not None for index in self._samples)
+        return all(self._progress.sequences[index].finish_reason is not None for index in self._sequences)
 
 
 def _is_refusal(leg: Leg, failure: Failure) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 
-from master.dispatch.request_run import Attempts
+from master.dispatch.request_run import RequestRun
 from master.dispatch.retry_budget import RetryBudget
 from master.dispatch.running_requests import RunningRequests
 from master.errors import ErrorKind, ServingError
@@ -14,7 +14,8 @@ from master.text.text_stream import TextStream
 from master.text.tokenizer import Tokenizer
 from master.workers.session import Leg
 from master.workers.workers import Workers
-from protos.messages import FinishReason, TokenDelta
+from protos.sampling_messages import FinishReason
+from protos.session_messages import TokenDelta
 
 CANCEL_TIMEOUT_S = 10.0  # for workers to let go of a cancelled request
 
@@ -33,26 +34,26 @@ class Dispatcher:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Closing the generator cancels the request on every worker. Raises ServingError."""
-        samples = [_Sample(request, index, self._tokenizer) for index in range(request.n)]
+        sequences = [_Sequence(request, index, self._tokenizer) for index in range(request.n)]
         self._admit()
-        attempts = Attempts(request, self._workers, lambda: next(self._numbers), self._budget)
+        attempts = RequestRun(request, self._workers, lambda: next(self._numbers), self._budget)
         running = asyncio.create_task(attempts.run(), name=request.id)
         running.add_done_callback(lambda _: attempts.progress.wake())
         with self._running.hold(request, running) as entry:
             try:
-                while not all(sample.is_finished for sample in samples):
+                while not all(sequence.is_finished for sequence in sequences):
                     news = await attempts.progress.take()
                     if entry.is_cancelled:
                         raise ServingError(ErrorKind.CANCELLED, f"{request.id} was cancelled")
-                    choices = [choice for delta in news for choice in samples[delta.sequence].take(delta)]
+                    choices = [choice for delta in news for choice in sequences[delta.sequence].take(delta)]
                     for choice in choices:
                         if isinstance(choice.matched_stop, str):
-                            attempts.finish_sample(choice.index)
-                    is_last = all(sample.is_finished for sample in samples)
+                            attempts.finish_sequence(choice.index)
+                    is_last = all(sequence.is_finished for sequence in sequences)
                     if choices:
                         yield GenerationOutput(
                             choices=tuple(choices),
-                            usage=_usage(request, samples, attempts.trace.cached_tokens) if is_last else None,
+                            usage=_usage(request, sequences, attempts.trace.cached_tokens) if is_last else None,
                             timeline=attempts.trace.timeline() if is_last else None,
                             prompt_logprobs=attempts.trace.take_prompt_logprobs(),
                         )
@@ -96,7 +97,7 @@ class Dispatcher:
         self._budget.count_request()
 
 
-class _Sample:
+class _Sequence:
     """One of the n: its text, and where that ends."""
 
     def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer) -> None:
@@ -114,14 +115,14 @@ class _Sample:
         )
 
     def take(self, delta: TokenDelta) -> list[ChoiceDelta]:
-        """What the client gets of it: nothing after the sample's end."""
+        """What the client gets of it: nothing after the sequence's end."""
         if self.is_finished:
             return []
         ids, finish_reason = delta.token_ids, delta.finish_reason
-        # A sample also stops where its grammar is complete, and then its last token is like any other.
+        # A sequence also stops where its grammar is complete, and then its last token is like any other.
         stop_ids = self._request.sampling.stop_token_ids
         ended_by_token = finish_reason is FinishReason.STOP and ids[-1] in stop_ids
-        # The token that ended the sample is counted but is not text, unless the client wants to see stops.
+        # The token that ended the sequence is counted but is not text, unless the client wants to see stops.
         hidden = 1 if ended_by_token and not self._request.include_stop else 0
         fed = self._text.feed(ids[: len(ids) - hidden])
         text, matched_stop = fed.text, fed.matched_stop
@@ -145,9 +146,9 @@ class _Sample:
         return [choice]
 
 
-def _usage(request: GenerationRequest, samples: list[_Sample], cached_tokens: int | None) -> Usage:
+def _usage(request: GenerationRequest, sequences: list[_Sequence], cached_tokens: int | None) -> Usage:
     return Usage(
         prompt_tokens=len(request.prompt_ids),
-        completion_tokens=sum(sample.num_tokens for sample in samples),
+        completion_tokens=sum(sequence.num_tokens for sequence in sequences),
         cached_tokens=cached_tokens or 0,
     )

@@ -1,6 +1,6 @@
 """The attempts of one request, and what happens when one fails.
 
-Samples that stand at the same tokens share an attempt (at first all of them: one prefill, n continuations). When it
+Sequences that stand at the same tokens share an attempt (at first all of them: one prefill, n continuations). When it
 fails, what is unfinished goes on from the tokens it has, in new attempts on other workers; sampling is a function of
 position, so the continuation is the one there would have been.
 """
@@ -12,14 +12,15 @@ from collections.abc import Callable
 
 from master.dispatch.attempt import Attempt, AttemptFailed
 from master.dispatch.retry_budget import Failures, RetryBudget
-from master.dispatch.token_progress import Progress
-from master.dispatch.trace import AttemptTrace
+from master.dispatch.token_progress import TokenProgress
+from master.dispatch.trace import RequestTrace
 from master.errors import ErrorKind, ServingError, invalid
 from master.request import GenerationRequest
 from master.routing.router import Route, missing_route, pick_first, pick_last_resort
 from master.routing.views import PromptView
 from master.workers.workers import Workers
-from protos.messages import ErrorCode, FinishReason
+from protos.sampling_messages import FinishReason
+from protos.session_messages import ErrorCode
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +37,14 @@ RETRY_AFTER_S = 1
 PATIENCE_S = 10.0
 
 
-class Attempts:
-    """`run` returns when every sample is finished, or raises ServingError; cancel it to give up."""
+class RequestRun:
+    """`run` returns when every sequence is finished, or raises ServingError; cancel it to give up."""
 
     def __init__(
         self, request: GenerationRequest, workers: Workers, next_number: Callable[[], int], budget: RetryBudget
     ) -> None:
-        self.progress = Progress(request.n)
-        self.trace = AttemptTrace(request.arrived_s)
+        self.progress = TokenProgress(request.n)
+        self.trace = RequestTrace(request.arrived_s)
         self._request = request
         self._workers = workers
         self._next_number = next_number
@@ -55,36 +56,36 @@ class Attempts:
         request = self._request
         try:
             async with asyncio.timeout(request.arrived_s + request.time_limit_s - time.monotonic()):
-                await self._run_samples(tuple(range(request.n)), Failures())
+                await self._run_sequences(tuple(range(request.n)), Failures())
         except TimeoutError as error:
             message = f"not finished within {request.time_limit_s:g} s"
             raise ServingError(ErrorKind.DEADLINE_EXCEEDED, message) from error
 
-    def finish_sample(self, index: int) -> None:
-        """The sample needs no further token: a stop string was found, which only the master looks for."""
+    def finish_sequence(self, index: int) -> None:
+        """The sequence needs no further token: a stop string was found, which only the master looks for."""
         self.progress.finish(index, FinishReason.STOP)
         for attempt in self._running:
-            attempt.finish_sample(index)
+            attempt.finish_sequence(index)
 
-    async def _run_samples(self, samples: tuple[int, ...], failures: Failures) -> None:
-        """Brings samples that stand at the same tokens to their end."""
-        num_tokens = self._num_tokens(samples)
+    async def _run_sequences(self, sequences: tuple[int, ...], failures: Failures) -> None:
+        """Brings sequences that stand at the same tokens to their end."""
+        num_tokens = self._num_tokens(sequences)
         try:
-            await self._attempt(samples, is_retry=failures.total > 0)
+            await self._attempt(sequences, is_retry=failures.total > 0)
             return
         except AttemptFailed as failure:
-            failures = failures.another(has_progressed=self._num_tokens(samples) > num_tokens)
+            failures = failures.another(has_progressed=self._num_tokens(sequences) > num_tokens)
             self._check_retry(failure, failures)
-        unfinished = [index for index in samples if self.progress.sequences[index].finish_reason is None]
+        unfinished = [index for index in sequences if self.progress.sequences[index].finish_reason is None]
         try:
             async with asyncio.TaskGroup() as tasks:
                 for group in self._groups(unfinished):
-                    tasks.create_task(self._run_samples(group, failures))
+                    tasks.create_task(self._run_sequences(group, failures))
         except* ServingError as errors:
             raise _first(errors) from None
 
-    async def _attempt(self, samples: tuple[int, ...], is_retry: bool) -> None:
-        output_ids = tuple(self.progress.sequences[samples[0]].token_ids)
+    async def _attempt(self, sequences: tuple[int, ...], is_retry: bool) -> None:
+        output_ids = tuple(self.progress.sequences[sequences[0]].token_ids)
         request = self._request
         prompt = PromptView(
             request.prompt_ids + output_ids,
@@ -93,7 +94,7 @@ class Attempts:
         )
         attempt = Attempt(
             request,
-            samples,
+            sequences,
             output_ids,
             await self._route(prompt, is_retry),
             prompt,
@@ -150,13 +151,13 @@ class Attempts:
         logger.info("%s: attempt on %s failed, trying again: %s", self._request.id, error.worker, failure.message)
         self._avoided.add(error.worker)
 
-    def _num_tokens(self, samples: tuple[int, ...]) -> int:
-        return sum(len(self.progress.sequences[index].token_ids) for index in samples)
+    def _num_tokens(self, sequences: tuple[int, ...]) -> int:
+        return sum(len(self.progress.sequences[index].token_ids) for index in sequences)
 
-    def _groups(self, samples: list[int]) -> list[tuple[int, ...]]:
-        """Samples by the tokens they stand at."""
+    def _groups(self, sequences: list[int]) -> list[tuple[int, ...]]:
+        """Sequences by the tokens they stand at."""
         groups: dict[tuple[int, ...], list[int]] = {}
-        for index in samples:
+        for index in sequences:
             groups.setdefault(tuple(self.progress.sequences[index].token_ids), []).append(index)
         return [tuple(group) for group in groups.values()]
 

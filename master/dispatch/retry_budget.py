@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-MAX_FAILURES_IN_A_ROW = 4  # of a sample's attempts, without a new token in between
-MAX_FAILURES = 16  # of a sample's attempts; a request that kills its workers must not kill them all
+MAX_FAILURES_IN_A_ROW = 4  # of a sequence's attempts, without a new token in between
+MAX_FAILURES = 16  # of a sequence's attempts; a request that kills its workers must not kill them all
 SHARE = 0.1  # of requests that may be tried again for anything but a lost worker
 BURST = 10.0  # retries in hand after a quiet time
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Of one sample's attempts so far."""
+    """Of one sequence's attempts so far."""
 
     total: int = 0
     in_a_row: int = 0

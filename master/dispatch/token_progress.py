@@ -7,12 +7,13 @@ what is known, so what is new is simply what lies beyond it.
 import asyncio
 from dataclasses import dataclass, field
 
-from protos.messages import FinishReason, TokenDelta, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.session_messages import TokenDelta
 
 
 @dataclass(slots=True)
 class SequenceProgress:
-    """One sample's output so far, and how much of it has been taken."""
+    """One sequence's output so far, and how much of it has been taken."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)
@@ -24,7 +25,7 @@ class SequenceProgress:
     def add(self, delta: TokenDelta) -> bool:
         """True if the delta had something new."""
         if self.finish_reason is not None:
-            return False  # the rest was on its way when a stop string ended the sample
+            return False  # the rest was on its way when a stop string ended the sequence
         num_known = len(self.token_ids)
         assert delta.position <= num_known, f"sequence {self.index}: token {delta.position} came before {num_known}"
         num_old = num_known - delta.position
@@ -35,8 +36,8 @@ class SequenceProgress:
         return len(self.token_ids) > num_known or self.finish_reason is not None
 
 
-class Progress:
-    """Of all samples of a request. The dispatcher's attempts add, its consumer takes; a slow one holds back nothing
+class TokenProgress:
+    """Of all sequences of a request. The dispatcher's attempts add, its consumer takes; a slow one holds back nothing
     but itself, as what is not taken is at most what the request may emit."""
 
     def __init__(self, num_sequences: int) -> None:
@@ -52,7 +53,7 @@ class Progress:
             self._has_news.set()
 
     def finish(self, index: int, reason: FinishReason) -> None:
-        """The sample needs no further token."""
+        """The sequence needs no further token."""
         self.sequences[index].finish_reason = reason
 
     def wake(self) -> None:

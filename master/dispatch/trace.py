@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from master.output import Timeline
-from protos.messages import AttemptUpdate, Stage, TokenLogprobs, Transferred
+from protos.sampling_messages import TokenLogprobs
+from protos.session_messages import LegUpdate, Stage, Transferred
 
 
 @dataclass(slots=True)
-class AttemptTrace:
+class RequestTrace:
     """Written by the attempts. Durations are those of the latest attempt, `cached_tokens` the first one's."""
 
     arrived_s: float
@@ -29,7 +30,7 @@ class AttemptTrace:
         self.transferred = None
         self.decode_instance = ""
 
-    def count(self, worker: str, stage: Stage, update: AttemptUpdate) -> None:
+    def count(self, worker: str, stage: Stage, update: LegUpdate) -> None:
         if update.started is not None and stage is not Stage.DECODE:
             if self.cached_tokens is None:
                 self.cached_tokens = update.started.cached_tokens

@@ -155,6 +155,6 @@ class ModelList(msgspec.Struct, frozen=True):
     data: list[Model]
 
 
-class Health(msgspec.Struct, frozen=True):
+class Readiness(msgspec.Struct, frozen=True):
     status: str
     reason: str | UnsetType = UNSET

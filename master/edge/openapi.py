@@ -81,9 +81,9 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "post", "/admin/instances/{name}/drain", "Let a worker take nothing new", answer=operations.DrainingInstance
     ),
-    Operation("get", "/livez", "The process runs", answer=answers.Health),
-    Operation("get", "/readyz", "A request would succeed now", answer=answers.Health, error=answers.Health),
-    Operation("get", "/health", "As /readyz", answer=answers.Health, error=answers.Health),
+    Operation("get", "/livez", "The process runs", answer=answers.Readiness),
+    Operation("get", "/readyz", "A request would succeed now", answer=answers.Readiness, error=answers.Readiness),
+    Operation("get", "/health", "As /readyz", answer=answers.Readiness, error=answers.Readiness),
     Operation("get", "/metrics", "For Prometheus", has_text=True),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 
 from master.errors import ErrorKind, ServingError, invalid
-from protos.messages import Grammar
+from protos.sampling_messages import Grammar
 from serving.grammar_source import grammar_source
 
 MAX_KNOWN = 1024  # verdicts kept

@@ -12,7 +12,7 @@ from master.parsing.call_format import CallFormat, CallLayout
 from master.parsing.reasoning import ReasoningTags
 from master.parsing.tool_choice import ToolChoice, ToolChoiceMode
 from master.parsing.tool_definitions import ToolDefinition
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 
 # As models write JSON in training. Whitespace left free lets an unlikely model write it for ever.
 JSON_STYLE: Mapping[str, object] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

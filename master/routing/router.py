@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from master.routing.views import PromptView, WorkerView
-from protos.messages import Role, Stage
+from protos.session_messages import Role, Stage
 
 ASSUMED_PREFILL_TOKENS_PER_S = 1000.0  # while no worker has computed any
 

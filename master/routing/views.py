@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from protos.block_hash import extend_chain, root_hash
-from protos.messages import Role
+from protos.session_messages import Role
 
 
 @dataclass(frozen=True, slots=True)

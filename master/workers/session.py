@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from master.routing.views import WorkerView
 from master.workers.access import PLAIN, WorkerAccess
 from master.workers.session_call import CALL_ENDS, SessionCall, WorkerLost, describe, refusal_of, session_call
-from protos.messages import (
-    AttemptUpdate,
+from protos.session_messages import (
     CacheEvents,
     Cancel,
     DecodeHere,
@@ -26,6 +25,7 @@ from protos.messages import (
     Failure,
     Heartbeat,
     Hello,
+    LegUpdate,
     LoadReport,
     Role,
     Stage,
@@ -42,7 +42,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 
-OnUpdate = Callable[["Leg", AttemptUpdate], None]
+OnUpdate = Callable[["Leg", LegUpdate], None]
 
 
 @dataclass(eq=False)
@@ -58,6 +58,10 @@ class Leg:
     has_prefilled: bool = False  # or received the KV
     is_lost: bool = False  # the session broke; what the worker did last is not known
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the worker holds nothing for it any more, or is lost
+
+    @property
+    def number(self) -> int:
+        return self.start.leg
 
     @property
     def worker(self) -> str:
@@ -138,19 +142,19 @@ class WorkerSession:
         """Send an attempt, while the session is open. `on_update` gets every update, at last a failure if it breaks."""
         assert self.welcome is not None, self.name
         leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
-        self._legs[start.attempt] = leg
+        self._legs[start.leg] = leg
         self._send(start)
         return leg
 
     def end(self, leg: Leg) -> None:
         """Nobody wants the leg any more: cancel it unless it is over. Harmless twice."""
-        if leg.start.attempt in self._legs:
+        if leg.number in self._legs:
             self._let_go(leg)
-            self._send(Cancel(leg.start.attempt))
+            self._send(Cancel(leg.number))
 
     def release(self, leg: Leg) -> None:
         """The worker has done its part and needs no word about it."""
-        if leg.start.attempt in self._legs:
+        if leg.number in self._legs:
             self._let_go(leg)
 
     def legs_of(self, request_id: str) -> list[Leg]:
@@ -159,10 +163,10 @@ class WorkerSession:
         return [leg for leg in legs if leg.start.request_id == request_id]
 
     def cancel_sequence(self, leg: Leg, sequence: int) -> None:
-        self._send(Cancel(leg.start.attempt, sequence))
+        self._send(Cancel(leg.number, sequence))
 
     def decode_here(self, leg: Leg) -> None:
-        self._send(DecodeHere(leg.start.attempt))
+        self._send(DecodeHere(leg.number))
 
     def drain(self) -> None:
         self._send(Drain())
@@ -258,12 +262,12 @@ class WorkerSession:
         for leg in legs.values():
             leg.is_lost = True
             failure = Failure(ErrorCode.UNAVAILABLE, message)
-            leg.on_update(leg, AttemptUpdate(leg.start.attempt, failure=failure))
+            leg.on_update(leg, LegUpdate(leg.number, failure=failure))
 
-    def _on_update(self, update: AttemptUpdate) -> None:
+    def _on_update(self, update: LegUpdate) -> None:
         if update.ended:
-            self._on_ended(update.attempt)
-        leg = self._legs.get(update.attempt)
+            self._on_ended(update.leg)
+        leg = self._legs.get(update.leg)
         if leg is None:
             return  # ended here while the update was on its way
         leg.has_started |= update.started is not None
@@ -274,9 +278,9 @@ class WorkerSession:
         leg.on_update(leg, update)
 
     def _let_go(self, leg: Leg) -> None:
-        del self._legs[leg.start.attempt]
+        del self._legs[leg.number]
         if not leg.ended.is_set():
-            self._leaving[leg.start.attempt] = leg
+            self._leaving[leg.number] = leg
 
     def _on_ended(self, attempt: int) -> None:
         leg = self._leaving.pop(attempt, None) or self._legs.get(attempt)

@@ -9,8 +9,8 @@ import grpc.aio
 
 from master.workers.access import WorkerAccess
 from protos import session_pb2 as wire
-from protos.messages import ToMaster, ToWorker
 from protos.session_codec import decode_to_master, encode_to_worker
+from protos.session_messages import ToMaster, ToWorker
 from protos.session_pb2_grpc import WorkerStub
 
 MESSAGE_LIMIT_BYTES = 64 << 20

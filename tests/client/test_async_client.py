@@ -7,7 +7,7 @@ from client.async_client import AsyncClient
 from client.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound, Overloaded, TooLarge, Unavailable
 from client.retries import RetryPolicy
 from master.errors import ErrorKind, ServingError
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from tests.scripted_service import INSTANCE, ScriptedService, serving
 
 TIMEOUT_S = 30.0

@@ -20,7 +20,7 @@ from client.options import Message
 from client.retries import RetryPolicy
 from client.sync_client import Client
 from master.errors import ErrorKind, ServingError, invalid
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from tests.scripted_service import INSTANCE, MAX_CONTEXT, ScriptedService, serving
 
 TIMEOUT_S = 30.0

@@ -16,7 +16,7 @@ from client.options import GenerateOptions
 from client.results import Choice, Completion
 from pdserve import Client
 from pdserve.demo_model import PACKAGE, default_cache_dir, ensure_demo_model
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from tests.cluster import Cluster, eventually
 
 BLOCK = 16

@@ -11,7 +11,7 @@ import pytest
 
 from client.retries import RetryPolicy
 from pdserve import Client, Unavailable
-from protos.messages import Role
+from protos.session_messages import Role
 from tests.cluster import Cluster, Process, eventually
 from tests.etcd_process import EtcdProcess
 from tests.streams import Asked, Streams, assert_undisturbed
@@ -62,7 +62,7 @@ def client(fleet: Cluster) -> Iterator[Client]:
 def busiest(cluster: Cluster, prefix: str) -> Process:
     """The worker of that role with the most to do."""
     instances = [instance for name, instance in cluster.instances.items() if name.startswith(prefix)]
-    return cluster.workers[max(instances, key=lambda instance: instance.attempts_in_flight).name]
+    return cluster.workers[max(instances, key=lambda instance: instance.legs_in_flight).name]
 
 
 def others(cluster: Cluster, worker: Process) -> dict[str, int]:
@@ -157,7 +157,7 @@ def test_a_worker_whose_engine_stands_still_is_given_up(fleet: Cluster, client: 
     worker = fleet.workers["decode-1"]
     with Streams(client, LONG) as streams:
         streams.until_tokens(20)
-        assert fleet.instances[worker.name].attempts_in_flight > 0
+        assert fleet.instances[worker.name].legs_in_flight > 0
         stall_file.touch()
         try:
             assert_undisturbed(expected, streams.completions())

@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from pdserve import AsyncClient, Client, InvalidRequest, NotFound
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from tests.cluster import eventually
 
 PROMPT = "The capital of France is"

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from pdserve import Client, Unauthenticated, Unavailable
-from protos.messages import Hello
 from protos.session_codec import encode_to_worker
+from protos.session_messages import Hello
 from protos.session_pb2_grpc import WorkerStub
 from tests.cluster import HOST, Cluster, Process, eventually, free_port
 from tests.tls_files import make_certificate

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatJSONSchema
 
 from pdserve import Client, InvalidRequest
-from protos.messages import Grammar, GrammarKind, SamplingParams
+from protos.sampling_messages import Grammar, GrammarKind, SamplingParams
 from tests.checkpoints import END
 from tests.cluster import Cluster
 from tests.worker.engines.torch.engine_rig import Node

@@ -9,7 +9,7 @@ from master.errors import ErrorKind, ServingError
 from master.request import GenerationRequest, RequestOptions
 from master.service import ModelCard
 from master.validation import MAX_SEED, Limits, build_generation_request
-from protos.messages import Grammar, GrammarKind, SamplingParams
+from protos.sampling_messages import Grammar, GrammarKind, SamplingParams
 
 VOCAB_SIZE = 1000
 EOS_IDS = (2, 3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pdserve.status import run_status
-from protos.messages import Role
+from protos.session_messages import Role
 from tests.scripted_service import INSTANCE, ScriptedService, serving
 
 TIMEOUT_S = 60.0

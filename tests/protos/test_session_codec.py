@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import messages as m
+from protos import sampling_messages as s
+from protos import session_messages as m
 from protos import session_pb2 as wire
 from protos.sampling_codec import unpack_ids
 from protos.session_codec import decode_to_master, decode_to_worker, encode_to_master, encode_to_worker
@@ -17,15 +18,19 @@ ids = st.lists(u32, max_size=20).map(tuple)
 hashes = st.lists(st.binary(min_size=16, max_size=16), max_size=4).map(tuple)
 
 grammars = st.one_of(
-    st.builds(m.Grammar, st.sampled_from([m.GrammarKind.JSON_SCHEMA, m.GrammarKind.REGEX, m.GrammarKind.LARK]), text),
-    st.builds(m.Grammar, st.just(m.GrammarKind.CHOICE), st.just(""), st.lists(text, max_size=3).map(tuple)),
+    st.builds(
+        s.Grammar,
+        st.sampled_from([s.GrammarKind.JSON_SCHEMA, s.GrammarKind.REGEX, s.GrammarKind.LARK]),
+        text,
+    ),
+    st.builds(s.Grammar, st.just(s.GrammarKind.CHOICE), st.just(""), st.lists(text, max_size=3).map(tuple)),
 )
 logprobs = st.one_of(
-    st.builds(m.TokenLogprobs, token_id=u32, logprob=double, rank=u32, top=st.lists(st.tuples(u32, double)).map(tuple)),
-    st.builds(m.TokenLogprobs, token_id=st.none(), logprob=st.none(), rank=st.none(), top=st.just(())),
+    st.builds(s.TokenLogprobs, token_id=u32, logprob=double, rank=u32, top=st.lists(st.tuples(u32, double)).map(tuple)),
+    st.builds(s.TokenLogprobs, token_id=st.none(), logprob=st.none(), rank=st.none(), top=st.just(())),
 )
 sampling = st.builds(
-    m.SamplingParams,
+    s.SamplingParams,
     max_tokens=u32,
     min_tokens=u32,
     temperature=double,
@@ -43,10 +48,9 @@ sampling = st.builds(
     bad_words_ids=st.lists(ids, max_size=2).map(tuple),
     grammar=st.none() | grammars,
 )
-kv_sources = st.builds(m.KvSource, text, st.binary(max_size=16), u64, u64, st.binary(max_size=16))
 starts = st.builds(
     m.Start,
-    attempt=u64,
+    leg=u64,
     request_id=text,
     stage=st.sampled_from(m.Stage),
     prompt_ids=ids,
@@ -56,7 +60,7 @@ starts = st.builds(
     priority=st.integers(-(2**31), 2**31 - 1),
     cache_salt=text,
     time_limit_s=double,
-    kv_source=st.none() | kv_sources,
+    kv_handle=st.none() | st.binary(),
 )
 to_worker = st.one_of(
     st.builds(m.Hello, text),
@@ -67,12 +71,17 @@ to_worker = st.one_of(
     st.just(m.Heartbeat()),
 )
 deltas = st.builds(
-    m.TokenDelta, u32, u32, ids, st.lists(logprobs, max_size=2).map(tuple), st.none() | st.sampled_from(m.FinishReason)
+    m.TokenDelta,
+    u32,
+    u32,
+    ids,
+    st.lists(logprobs, max_size=2).map(tuple),
+    st.none() | st.sampled_from(s.FinishReason),
 )
 updates = st.builds(
-    m.AttemptUpdate,
-    attempt=u64,
-    started=st.none() | st.builds(m.Started, u32, double, st.none() | kv_sources),
+    m.LegUpdate,
+    leg=u64,
+    started=st.none() | st.builds(m.Started, u32, double, st.none() | st.binary()),
     prefilled=st.none() | st.builds(m.Prefilled, u32, double),
     transferred=st.none() | st.builds(m.Transferred, text, u64, u32, u32, double, double),
     deltas=st.lists(deltas, max_size=3).map(tuple),
@@ -107,7 +116,7 @@ def test_messages_to_a_master_survive_the_wire(message: m.ToMaster) -> None:
 
 def test_zero_and_unset_differ() -> None:
     for value in (None, 0):
-        params = m.SamplingParams(temperature=0.0, logprobs=value)
+        params = s.SamplingParams(temperature=0.0, logprobs=value)
         start = m.Start(1, "r", m.Stage.WHOLE, (1,), params)
         assert decode_to_worker(encode_to_worker(start)) == start
 
@@ -116,7 +125,7 @@ def test_messages_of_another_version_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="no known kind"):
         decode_to_worker(wire.ToWorker())
     with pytest.raises(ValueError, match="stage: unknown value 0"):
-        decode_to_worker(wire.ToWorker(start=wire.Start(attempt=1)))
+        decode_to_worker(wire.ToWorker(start=wire.Start(leg=1)))
     with pytest.raises(ValueError, match="3 bytes"):
         unpack_ids(b"abc")
     with pytest.raises(ValueError, match="block hashes"):

@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc.aio
 import pytest
 
-from protos.messages import Role
+from protos.session_messages import Role
 from registry.backoff import Backoff
 from registry.embedded.server import EmbeddedEtcd
 from registry.embedded.store import EtcdStore

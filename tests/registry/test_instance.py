@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protos.messages import Role
+from protos.session_messages import Role
 from registry.instance import (
     InstanceRecord,
     MasterRecord,

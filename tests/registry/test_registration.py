@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protos.messages import Role
+from protos.session_messages import Role
 from registry.errors import NewerIncarnation
 from registry.etcd.client import EtcdClient
 from registry.instance import InstanceRecord, MasterRecord, decode_instance, decode_master, workers_prefix

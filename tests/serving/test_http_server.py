@@ -11,7 +11,7 @@ from master.edge.app import create_app
 from master.edge.http.config import HttpConfig
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from serving import http_protocol
 from serving.http_server import HttpServer
 from tests.http_client import Client, each_event

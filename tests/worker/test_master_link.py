@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache.block_pool import CacheEvent, CacheEventKind
-from protos.messages import (
-    AttemptUpdate,
+from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.session_messages import (
     CacheEvents,
     ErrorCode,
     Failure,
-    FinishReason,
+    LegUpdate,
     Prefilled,
     Started,
     Step,
     TokenDelta,
-    TokenLogprobs,
     ToMaster,
 )
 from worker.master_link import MasterLink, merge
@@ -37,16 +36,16 @@ def removed(number: int) -> CacheEvent:
     return CacheEvent(CacheEventKind.REMOVED, key(number))
 
 
-def token(attempt: int, position: int, finish_reason: FinishReason | None = None, sequence: int = 0) -> AttemptUpdate:
+def token(leg: int, position: int, finish_reason: FinishReason | None = None, sequence: int = 0) -> LegUpdate:
     delta = TokenDelta(sequence, position, (100 + position,), (TokenLogprobs(100 + position),), finish_reason)
-    return AttemptUpdate(attempt, deltas=(delta,))
+    return LegUpdate(leg, deltas=(delta,))
 
 
 async def take(link: MasterLink) -> list[ToMaster]:
     return await link.take(5.0)
 
 
-async def take_updates(link: MasterLink) -> Sequence[AttemptUpdate]:
+async def take_updates(link: MasterLink) -> Sequence[LegUpdate]:
     (step,) = await take(link)
     assert isinstance(step, Step)
     return step.updates
@@ -77,7 +76,7 @@ async def test_updates_keep_the_order_of_attempts_and_positions() -> None:
     for position in range(3):
         link.deliver([token(1, position), token(2, position)], [])
     first, second = await take_updates(link)
-    assert (first.attempt, second.attempt) == (1, 2)
+    assert (first.leg, second.leg) == (1, 2)
     assert first.deltas == (
         TokenDelta(0, 0, (100, 101, 102), (TokenLogprobs(100), TokenLogprobs(101), TokenLogprobs(102))),
     )
@@ -85,10 +84,10 @@ async def test_updates_keep_the_order_of_attempts_and_positions() -> None:
     assert await take_updates(link) == (token(1, 3),)
 
 
-async def test_what_gathers_for_a_slow_master_is_one_update_for_each_attempt() -> None:
+async def test_what_gathers_for_a_slow_master_is_one_update_for_each_leg() -> None:
     link = MasterLink("m")
     for position in range(1000):
-        link.deliver([token(attempt, position, sequence=sample) for attempt in range(3) for sample in range(2)], [])
+        link.deliver([token(leg, position, sequence=sample) for leg in range(3) for sample in range(2)], [])
     updates = await take_updates(link)
     assert len(updates) == 3
     for update in updates:
@@ -96,15 +95,15 @@ async def test_what_gathers_for_a_slow_master_is_one_update_for_each_attempt() -
     assert await link.take(0.01) == []
 
 
-async def test_everything_told_of_an_attempt_is_kept() -> None:
+async def test_everything_told_of_an_leg_is_kept() -> None:
     link = MasterLink("m")
     started, prefilled = Started(3, 0.5), Prefilled(4, 0.25)
     failure = Failure(ErrorCode.INTERNAL, "broke")
     entries = tuple(TokenLogprobs(number) for number in range(4))
-    link.deliver([AttemptUpdate(1, started=started, prompt_logprobs=entries[:1])], [])
-    link.deliver([AttemptUpdate(1, prompt_logprobs=entries[1:]), AttemptUpdate(1, prefilled=prefilled)], [])
+    link.deliver([LegUpdate(1, started=started, prompt_logprobs=entries[:1])], [])
+    link.deliver([LegUpdate(1, prompt_logprobs=entries[1:]), LegUpdate(1, prefilled=prefilled)], [])
     link.deliver([token(1, 0), token(1, 1, FinishReason.STOP), token(1, 0, sequence=1)], [])
-    link.deliver([AttemptUpdate(1, failure=failure), AttemptUpdate(1, ended=True)], [])
+    link.deliver([LegUpdate(1, failure=failure), LegUpdate(1, ended=True)], [])
     (update,) = await take_updates(link)
     assert (update.started, update.prefilled, update.failure, update.ended) == (started, prefilled, failure, True)
     assert update.prompt_logprobs == entries

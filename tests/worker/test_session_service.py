@@ -11,7 +11,9 @@ import grpc.aio
 import pytest
 
 from protos import session_pb2 as wire
-from protos.messages import (
+from protos.sampling_messages import SamplingParams
+from protos.session_codec import decode_to_master, encode_to_worker
+from protos.session_messages import (
     CacheEvents,
     Cancel,
     DecodeHere,
@@ -21,7 +23,6 @@ from protos.messages import (
     Hello,
     LoadReport,
     Role,
-    SamplingParams,
     Stage,
     Start,
     Step,
@@ -29,7 +30,6 @@ from protos.messages import (
     ToWorker,
     Welcome,
 )
-from protos.session_codec import decode_to_master, encode_to_worker
 from protos.session_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from tests.cluster import eventually
 from tests.worker.engines.torch.engine_rig import GREEDY, HOST, Node, Outcome
@@ -108,9 +108,9 @@ class Session:
         assert isinstance(message, wire.ToMaster), f"the session ended: {await self.call.details()}"
         return decode_to_master(message)
 
-    async def result(self, *attempts: int) -> list[Outcome]:
-        """Reads until the attempts have ended."""
-        outcomes = [self.outcomes.setdefault(attempt, Outcome()) for attempt in attempts]
+    async def result(self, *legs: int) -> list[Outcome]:
+        """Reads until the legs have ended."""
+        outcomes = [self.outcomes.setdefault(leg, Outcome()) for leg in legs]
         while not all(outcome.ended for outcome in outcomes):
             self._take(await self.read())
         return outcomes
@@ -120,7 +120,7 @@ class Session:
             case Step(updates):
                 self.num_steps += 1
                 for update in updates:
-                    self.outcomes.setdefault(update.attempt, Outcome()).add(update)
+                    self.outcomes.setdefault(update.leg, Outcome()).add(update)
             case LoadReport():
                 self.num_loads += 1
             case CacheEvents():
@@ -139,8 +139,8 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(eventually, condition, "what the test waits for", LIMIT_S)
 
 
-def whole(attempt: int, length: int = 20, sampling: SamplingParams = GREEDY) -> Start:
-    return Start(attempt, f"r{attempt}", Stage.WHOLE, prompt(length), sampling, time_limit_s=60.0)
+def whole(leg: int, length: int = 20, sampling: SamplingParams = GREEDY) -> Start:
+    return Start(leg, f"r{leg}", Stage.WHOLE, prompt(length), sampling, time_limit_s=60.0)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ async def test_hello_is_answered_with_welcome_load_and_the_cache(served: Served)
         assert served.sessions.num_sessions == 1
 
 
-async def test_an_attempt_over_the_wire(served: Served, llama: Node) -> None:
+async def test_an_leg_over_the_wire(served: Served, llama: Node) -> None:
     async with session(served) as mine:
         await mine.write(whole(1))
         (outcome,) = await mine.result(1)
@@ -314,15 +314,15 @@ async def test_the_end_of_a_stream_ends_its_work(served: Served, llama: Node, is
 NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14))
 
 
-def talkative(attempt: int) -> Start:
-    return whole(attempt, sampling=dataclasses.replace(GREEDY, max_tokens=400, logprobs=20))
+def talkative(leg: int) -> Start:
+    return whole(leg, sampling=dataclasses.replace(GREEDY, max_tokens=400, logprobs=20))
 
 
 async def test_what_a_slow_master_does_not_read_coalesces(served: Served, llama: Node) -> None:
     async with session(served, NARROW) as mine:
         before = llama.engine.stats.num_steps
         await mine.write(*(talkative(number) for number in range(4)))
-        await until(lambda: llama.engine.stats.num_steps > before + 100 and llama.engine.num_attempts == 0)
+        await until(lambda: llama.engine.stats.num_steps > before + 100 and llama.engine.num_legs == 0)
         num_steps = llama.engine.stats.num_steps - before
         outcomes = await mine.result(0, 1, 2, 3)
         for outcome in outcomes:

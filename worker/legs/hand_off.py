@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import msgspec
 
 from protos.block_hash import prompt_hash
-from protos.messages import TokenLogprobs
-from worker.legs.leg import Attempt
+from protos.sampling_messages import TokenLogprobs
+from worker.legs.leg import Leg
 
 
 class HandOffError(ValueError):
-    """The record does not belong to this attempt; its KV must not be used."""
+    """The record does not belong to this leg; its KV must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +35,33 @@ class HandOffRecord:
     first_tokens: tuple[FirstToken, ...]
 
 
-def make_record(attempt: Attempt, first_tokens: list[FirstToken]) -> bytes:
-    return msgspec.msgpack.encode(HandOffRecord(_tokens_hash(attempt), _num_tokens(attempt), tuple(first_tokens)))
+def make_record(leg: Leg, first_tokens: list[FirstToken]) -> bytes:
+    return msgspec.msgpack.encode(HandOffRecord(_tokens_hash(leg), _num_tokens(leg), tuple(first_tokens)))
 
 
-def check_record(data: bytes, attempt: Attempt, vocab_size: int) -> HandOffRecord:
-    """Raises HandOffError unless the record is for exactly this attempt's tokens and sequences."""
+def check_record(data: bytes, leg: Leg, vocab_size: int) -> HandOffRecord:
+    """Raises HandOffError unless the record is for exactly this leg's tokens and sequences."""
     try:
         record = msgspec.msgpack.decode(data, type=HandOffRecord)
     except msgspec.MsgspecError as error:
         raise HandOffError(f"unreadable hand-off record: {error}") from error
-    if record.num_tokens != _num_tokens(attempt) or record.tokens_hash != _tokens_hash(attempt):
+    if record.num_tokens != _num_tokens(leg) or record.tokens_hash != _tokens_hash(leg):
         raise HandOffError(
             f"the KV offered is of other tokens: {record.num_tokens} with hash {record.tokens_hash.hex()}, "
-            f"expected {_num_tokens(attempt)} with hash {_tokens_hash(attempt).hex()}"
+            f"expected {_num_tokens(leg)} with hash {_tokens_hash(leg).hex()}"
         )
     offered = tuple(token.sequence for token in record.first_tokens)
-    if offered != attempt.start.sequences:
-        raise HandOffError(f"first tokens for sequences {offered}, expected {attempt.start.sequences}")
+    if offered != leg.start.sequences:
+        raise HandOffError(f"first tokens for sequences {offered}, expected {leg.start.sequences}")
     for token in record.first_tokens:
         if not 0 <= token.token_id < vocab_size:
             raise HandOffError(f"first token {token.token_id} is not in the vocabulary of {vocab_size}")
     return record
 
 
-def _num_tokens(attempt: Attempt) -> int:
-    return len(attempt.start.prompt_ids) + len(attempt.start.output_ids)
+def _num_tokens(leg: Leg) -> int:
+    return len(leg.start.prompt_ids) + len(leg.start.output_ids)
 
 
-def _tokens_hash(attempt: Attempt) -> bytes:
-    return prompt_hash(attempt.root, (*attempt.start.prompt_ids, *attempt.start.output_ids))
+def _tokens_hash(leg: Leg) -> bytes:
+    return prompt_hash(leg.root, (*leg.start.prompt_ids, *leg.start.output_ids))

@@ -1,4 +1,4 @@
-"""An attempt and its sequences, as the engine keeps them.
+"""A leg and its sequences, as the engine keeps them.
 
     QUEUED   --blocks reserved, to compute-->            RUNNING
     QUEUED   --blocks reserved, KV comes from a peer-->  PULLING     --record verified-->  RUNNING
@@ -18,7 +18,8 @@ from kvcache.block_pool import CacheEvent
 from kvcache.transfer.export import Export
 from kvcache.transfer.pull import Pull
 from protos.block_hash import extend_chain, root_hash
-from protos.messages import AttemptUpdate, FinishReason, Stage, Start
+from protos.sampling_messages import FinishReason
+from protos.session_messages import LegUpdate, Stage, Start
 from worker.engines.torch.grammar import GrammarMatcher
 
 
@@ -33,19 +34,19 @@ class Phase(Enum):
 class Link(Protocol):
     """The way back to a master. The engine thread calls it; neither method blocks."""
 
-    def deliver(self, updates: Items[AttemptUpdate], cache_events: Items[CacheEvent]) -> None: ...
+    def deliver(self, updates: Items[LegUpdate], cache_events: Items[CacheEvent]) -> None: ...
 
     def deliver_cache_snapshot(self, hashes: Items[bytes]) -> None: ...
 
 
 class Sequence:
-    """One sample: its tokens, and the blocks that hold their KV."""
+    """One sequence: its tokens, and the blocks that hold their KV."""
 
-    def __init__(self, attempt: "Attempt", index: int) -> None:
-        self.attempt = attempt
+    def __init__(self, leg: "Leg", index: int) -> None:
+        self.leg = leg
         self.index = index
-        self.token_ids: list[int] = [*attempt.start.prompt_ids, *attempt.start.output_ids]
-        self.output_ids: list[int] = list(attempt.start.output_ids)  # those after the prompt
+        self.token_ids: list[int] = [*leg.start.prompt_ids, *leg.start.output_ids]
+        self.output_ids: list[int] = list(leg.start.output_ids)  # those after the prompt
         self.blocks: list[int] = []  # one reference on each, owned by the scheduler
         self.num_computed = 0  # leading tokens whose KV is in `blocks`
         self.num_committed = 0  # leading blocks that the prefix cache knows
@@ -68,12 +69,12 @@ class Sequence:
     @property
     def order(self) -> tuple[int, int, int]:
         """Who goes first: lower priority number, then earlier arrival, then lower index. No two are equal."""
-        return (self.attempt.start.priority, self.attempt.number, self.index)
+        return (self.leg.start.priority, self.leg.number, self.index)
 
     @property
     def num_slots(self) -> int:
         """How many sequences come to run when this one does."""
-        return 1 if self.attempt.is_prefilled else len(self.attempt.unfinished)
+        return 1 if self.leg.is_prefilled else len(self.leg.unfinished)
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -81,12 +82,12 @@ class Sequence:
 
     def chain(self, num_tokens: int, block_size: int) -> list[bytes]:
         """The hashes of the full blocks among the first `num_tokens` tokens."""
-        extend_chain(self.hashes, self.attempt.root, self.token_ids, num_tokens, block_size)
+        extend_chain(self.hashes, self.leg.root, self.token_ids, num_tokens, block_size)
         return self.hashes[: num_tokens // block_size]
 
 
 @dataclass(eq=False)
-class Attempt:
+class Leg:
     """One try of a request on this worker."""
 
     start: Start

@@ -6,7 +6,7 @@ from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.payloads import Offer
-from kvcache.transfer.transports.transport import Batch
+from kvcache.transfer.transports.transport import BlockBatch
 
 
 class TcpSender:
@@ -15,7 +15,7 @@ class TcpSender:
         self._memory = memory
         self._timeout_s = timeout_s
 
-    def send(self, batch: Batch) -> int:
+    def send(self, batch: BlockBatch) -> int:
         views = self._memory.read_out(batch.blocks)
         offer = Offer(batch.first, block_checksums(views, self._memory.layout.block_bytes))
         self._channel.send(offer.frame(), self._timeout_s, views)

@@ -18,7 +18,7 @@ class TransportKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Batch:
+class BlockBatch:
     """`blocks` of P's pool hold the prompt's blocks from index `first` on; all of them final and pinned."""
 
     first: int
@@ -26,7 +26,7 @@ class Batch:
 
 
 class BlockSender(Protocol):
-    def send(self, batch: Batch) -> int:
+    def send(self, batch: BlockBatch) -> int:
         """Offers the batch to D; returns the bytes it stands for. Raises TransferError."""
 
 

@@ -18,7 +18,7 @@ from kvcache.transfer.channel import Channel
 from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.payloads import NONCE_BYTES, Accept, Offer
-from kvcache.transfer.transports.transport import Batch
+from kvcache.transfer.transports.transport import BlockBatch
 
 MAX_RANGES_PER_CALL = 1024  # IOV_MAX
 
@@ -72,7 +72,7 @@ class VmReadSender:
         self._memory = memory
         self._timeout_s = timeout_s
 
-    def send(self, batch: Batch) -> int:
+    def send(self, batch: BlockBatch) -> int:
         views = self._memory.block_views(batch.blocks)
         checksums = block_checksums(views, self._memory.layout.block_bytes)
         addresses = [self._memory.address(block) for block in batch.blocks]

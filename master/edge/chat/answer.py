@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from master.edge.chat.body import ChatBody
-from master.edge.chat.message import ChatMessage, delta_members
+from master.edge.chat.message import CollectedMessage, delta_members
 from master.edge.conversation.chat_request import ChatRequest
 from master.edge.http import sse
 from master.edge.http.errors import error_body
 from master.edge.http.json_object import NULL, encode, members
-from master.edge.openai.chunk import StreamFrame
+from master.edge.openai.chunk import ChunkWriter
 from master.edge.openai.collected_choice import CollectedChoice
 from master.edge.openai.finish_reason import finish_members
 from master.edge.openai.logprobs import ChatLogprobs, prompt_logprobs
-from master.edge.openai.usage import Tally
+from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
 from master.output import ChoiceDelta, GenerationOutput
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
-from protos.messages import TokenLogprobs
+from protos.sampling_messages import TokenLogprobs
 
 
 class ChatStream:
@@ -32,9 +32,9 @@ class ChatStream:
         self.id = f"chatcmpl-{request.id}"
         self.requests: Sequence[GenerationRequest] = (request,)
         self._readers = chat.readers
-        self._tally = Tally(self.requests)
-        self._frame = StreamFrame(
-            body, self._tally, answer_id=self.id, kind="chat.completion.chunk", created=created, model=request.model
+        self._usage = AnswerUsage(self.requests)
+        self._frame = ChunkWriter(
+            body, self._usage, answer_id=self.id, kind="chat.completion.chunk", created=created, model=request.model
         )
         self._logprobs = ChatLogprobs(tokenizer) if body.logprobs else None
         self._returns_ids = bool(body.return_token_ids)
@@ -42,11 +42,11 @@ class ChatStream:
         self._opened: set[int] = set()
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
-        self._tally.add(prompt, output)
+        self._usage.add(prompt, output)
         return b"".join([self._event(delta) for delta in output.choices])
 
     def end(self) -> bytes:
-        self._tally.require_complete()
+        self._usage.require_complete()
         return self._frame.end(sum(reader.num_reasoning_tokens for reader in self._readers))
 
     def fail(self, error: ServingError) -> bytes:
@@ -89,13 +89,13 @@ class ChatResponse:
         self._body = body
         self._created = created
         self._tokenizer = tokenizer
-        self._tally = Tally(self.requests)
+        self._usage = AnswerUsage(self.requests)
         self._choices = [CollectedChoice() for _ in range(request.n)]
-        self._messages = [ChatMessage() for _ in range(request.n)]
+        self._messages = [CollectedMessage() for _ in range(request.n)]
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
-        self._tally.add(prompt, output)
+        self._usage.add(prompt, output)
         self._prompt_logprobs += output.prompt_logprobs
         for delta in output.choices:
             read = self._readers[delta.index].read(delta)
@@ -104,7 +104,7 @@ class ChatResponse:
         return b""
 
     def end(self) -> bytes:
-        self._tally.require_complete()
+        self._usage.require_complete()
         request = self.requests[0]
         extensions: dict[str, bytes] = {}
         if self._body.prompt_logprobs is not None:
@@ -113,14 +113,14 @@ class ChatResponse:
         if self._body.return_token_ids:
             extensions["prompt_token_ids"] = encode(request.prompt_ids)
         if self._body.timeline:
-            extensions["timeline"] = self._tally.timeline()
+            extensions["timeline"] = self._usage.timeline()
         return b"{%s}" % members(
             id=encode(self.id),
             object=b'"chat.completion"',
             created=b"%d" % self._created,
             model=encode(request.model),
             choices=b"[%s]" % b",".join(self._choice(index, choice) for index, choice in enumerate(self._choices)),
-            usage=self._tally.usage(sum(reader.num_reasoning_tokens for reader in self._readers)),
+            usage=self._usage.usage(sum(reader.num_reasoning_tokens for reader in self._readers)),
             **extensions,
         )
 

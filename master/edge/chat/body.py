@@ -26,7 +26,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class InputMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -40,7 +40,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class ChatBody(SamplingFields, frozen=True, kw_only=True):
     """Of `max_tokens` and its successor `max_completion_tokens`, the latter counts."""
 
-    messages: list[ChatMessage] | None = None
+    messages: list[InputMessage] | None = None
     tools: list[dict[str, object]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -97,7 +97,7 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
         return None
 
 
-def _template_message(where: str, message: ChatMessage) -> dict[str, object]:
+def _template_message(where: str, message: InputMessage) -> dict[str, object]:
     content: object = message.content
     if isinstance(message.content, list):
         content = [_text_part(f"{where}.content[{index}]", part) for index, part in enumerate(message.content)]

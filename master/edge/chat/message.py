@@ -15,7 +15,7 @@ def delta_members(events: Sequence[Event]) -> bytes:
             return NO_NEWS
         case [ContentDelta(text)]:
             return b'"content":' + encode(text)
-    message = ChatMessage()
+    message = CollectedMessage()
     message.add(events)
     members: dict[str, object] = {}
     if message.content:
@@ -27,7 +27,7 @@ def delta_members(events: Sequence[Event]) -> bytes:
     return encode(members)[1:-1] or NO_NEWS
 
 
-class ChatMessage:
+class CollectedMessage:
     """Of a whole answer, or of what one output adds to it. `calls` are by their number."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Text completions on the wire: https://platform.openai.com/docs/api-reference/completions
 
-Choices are numbered through all prompts: prompt * n + sample.
+Choices are numbered through all prompts: prompt * n + sequence.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from master.edge.completions.prompt import CompletionPrompt
 from master.edge.http import sse
 from master.edge.http.errors import error_body
 from master.edge.http.json_object import NULL, encode, members
-from master.edge.openai.chunk import StreamFrame
+from master.edge.openai.chunk import ChunkWriter
 from master.edge.openai.collected_choice import CollectedChoice
 from master.edge.openai.finish_reason import finish_members
 from master.edge.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter, prompt_logprobs
-from master.edge.openai.usage import Tally
+from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
 from master.output import ChoiceDelta, GenerationOutput
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
-from protos.messages import TokenLogprobs
+from protos.sampling_messages import TokenLogprobs
 
 
 class CompletionStream:
@@ -37,9 +37,9 @@ class CompletionStream:
         self.id = f"cmpl-{first.id}"
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._tally = Tally(self.requests)
-        self._frame = StreamFrame(
-            body, self._tally, answer_id=self.id, kind="text_completion", created=created, model=first.model
+        self._usage = AnswerUsage(self.requests)
+        self._frame = ChunkWriter(
+            body, self._usage, answer_id=self.id, kind="text_completion", created=created, model=first.model
         )
         self._body = body
         self._shows_every_token = bool(body.logprobs is not None or body.return_token_ids or body.has_continuous_usage)
@@ -48,20 +48,20 @@ class CompletionStream:
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
-        self._tally.add(prompt, output)
+        self._usage.add(prompt, output)
         if output.prompt_logprobs:
             self._prompt_logprobs[prompt] = self._prompt_logprobs.get(prompt, ()) + output.prompt_logprobs
         return b"".join([self._event(prompt, delta) for delta in output.choices])
 
     def end(self) -> bytes:
-        self._tally.require_complete()
+        self._usage.require_complete()
         return self._frame.end()
 
     def fail(self, error: ServingError) -> bytes:
         return sse.event(error_body(error))
 
     def _event(self, prompt: int, delta: ChoiceDelta) -> bytes:
-        index = self._tally.index(prompt, delta.index)
+        index = self._usage.index(prompt, delta.index)
         is_first = index not in self._opened
         has_news = delta.text or delta.finish_reason or (self._shows_every_token and delta.token_ids)
         if not (has_news or is_first):
@@ -95,7 +95,7 @@ class CompletionStream:
 
 
 class CompletionResponse:
-    """One `text_completion`; of best_of samples the n with the best mean log-probability."""
+    """One `text_completion`; of best_of sequences the n with the best mean log-probability."""
 
     def __init__(
         self, body: CompletionBody, prompts: Sequence[CompletionPrompt], created: int, tokenizer: Tokenizer
@@ -106,19 +106,19 @@ class CompletionResponse:
         self._prompts = prompts
         self._created = created
         self._tokenizer = tokenizer
-        self._tally = Tally(self.requests)
+        self._usage = AnswerUsage(self.requests)
         self._choices = [[CollectedChoice() for _ in range(request.n)] for request in self.requests]
         self._prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [() for _ in prompts]
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
-        self._tally.add(prompt, output)
+        self._usage.add(prompt, output)
         self._prompt_logprobs[prompt] += output.prompt_logprobs
         for delta in output.choices:
             self._choices[prompt][delta.index].add(delta)
         return b""
 
     def end(self) -> bytes:
-        self._tally.require_complete()
+        self._usage.require_complete()
         choices: list[bytes] = []
         for prompt in range(len(self._prompts)):
             for choice in self._best(self._choices[prompt]):
@@ -129,8 +129,8 @@ class CompletionResponse:
             created=b"%d" % self._created,
             model=encode(self.requests[0].model),
             choices=b"[%s]" % b",".join(choices),
-            usage=self._tally.usage(None),
-            **({"timeline": self._tally.timeline()} if self._body.timeline else {}),
+            usage=self._usage.usage(None),
+            **({"timeline": self._usage.timeline()} if self._body.timeline else {}),
         )
 
     def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:

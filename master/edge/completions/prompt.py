@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from master.edge.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
-from protos.messages import TokenLogprobs
+from protos.sampling_messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from master.edge.conversation.choice_parser import ChoiceReader
+from master.edge.conversation.choice_parser import ChoiceParser
 from master.edge.conversation.conversation import Conversation
 from master.edge.conversation.prompt_tokens import encode_chat
 from master.edge.conversation.reasoning_tokens import ReasoningTokens
@@ -14,7 +14,7 @@ from master.parsing.formats import ParserChoice
 from master.parsing.tool_choice import ToolChoiceMode
 from master.request import GenerationRequest, RequestOptions
 from master.service import Service
-from protos.messages import Grammar
+from protos.sampling_messages import Grammar
 
 # The end of a prompt that tells whether its template opened the reasoning, in tokens.
 NUM_LAST_IDS = 64
@@ -22,10 +22,10 @@ NUM_LAST_IDS = 64
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`readers` has one for each sample."""
+    """`readers` has one for each choice."""
 
     request: GenerationRequest
-    readers: tuple[ChoiceReader, ...]
+    readers: tuple[ChoiceParser, ...]
 
 
 class ChatRequests:
@@ -65,12 +65,12 @@ class ChatRequests:
         readers = tuple(self._reader(parsers, tools, prompt_end) for _ in range(request.n))
         return ChatRequest(request, readers)
 
-    def _reader(self, parsers: ParserChoice, tools: ToolUse, prompt_end: str) -> ChoiceReader:
+    def _reader(self, parsers: ParserChoice, tools: ToolUse, prompt_end: str) -> ChoiceParser:
         reasoning = None
         if parsers.reasoning is not None:
             reasoning = ReasoningTokens(self._service.tokenizer, parsers.reasoning.close)
         parser = parsers.new_parser(prompt_end, has_tools=tools.may_call)
-        return ChoiceReader(parser, reasoning, None if tools.is_parallel else 1)
+        return ChoiceParser(parser, reasoning, None if tools.is_parallel else 1)
 
     def _call_grammar(self, parsers: ParserChoice, tools: ToolUse, prompt_end: str) -> Grammar | None:
         if parsers.calls is None:

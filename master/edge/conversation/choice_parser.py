@@ -6,7 +6,7 @@ from master.edge.conversation.reasoning_tokens import ReasoningTokens
 from master.output import ChoiceDelta
 from master.parsing.composed import ComposedParser
 from master.parsing.events import Event, ReasoningDelta, ToolCallArguments, ToolCallStart
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class ReadDelta:
     finish_reason: FinishReason | None
 
 
-class ChoiceReader:
+class ChoiceParser:
     """`max_calls` are told of, and any more dropped; None is no limit."""
 
     def __init__(self, parser: ComposedParser, reasoning: ReasoningTokens | None, max_calls: int | None) -> None:

@@ -49,7 +49,7 @@ class Closed:
 Change = Opened | Grown | Closed
 
 
-class OutputBlocks:
+class ContentBlocks:
     """A block ends where something of another kind, or another call, begins."""
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""The output of a request for one sample, read as it comes."""
+"""The output of a request for one choice, read as it comes."""
 
 from collections.abc import Sequence
 
 from master.edge.conversation.chat_request import ChatRequest
-from master.edge.conversation.content_blocks import Block, Change, OutputBlocks
-from master.edge.openai.usage import Tally
+from master.edge.conversation.content_blocks import Block, Change, ContentBlocks
+from master.edge.openai.usage import AnswerUsage
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Usage
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 
 
 class SingleOutput:
@@ -15,8 +15,8 @@ class SingleOutput:
 
     def __init__(self, chat: ChatRequest) -> None:
         (self._reader,) = chat.readers
-        self._tally = Tally((chat.request,))
-        self._blocks = OutputBlocks()
+        self._usage = AnswerUsage((chat.request,))
+        self._blocks = ContentBlocks()
         self._finish_reason: FinishReason | None = None
         self.matched_stop: str | int | None = None
 
@@ -35,7 +35,7 @@ class SingleOutput:
 
     @property
     def usage(self) -> Usage:
-        return self._tally.total()
+        return self._usage.total()
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -43,7 +43,7 @@ class SingleOutput:
 
     def add(self, output: GenerationOutput) -> list[Change]:
         """Raises ServingError for an output that is a failure."""
-        self._tally.add(0, output)
+        self._usage.add(0, output)
         changes: list[Change] = []
         for delta in output.choices:
             read = self._reader.read(delta)
@@ -56,6 +56,6 @@ class SingleOutput:
 
     def require_complete(self) -> None:
         """Raises ServingError if something is missing."""
-        self._tally.require_complete()
+        self._usage.require_complete()
         if self._finish_reason is None:
             raise ServingError(ErrorKind.INTERNAL, "generation ended without a finish reason")

@@ -5,7 +5,7 @@ import msgspec
 from master.edge.fields.nesting import check_nesting
 from master.edge.fields.unsupported import UnsupportedFields
 from master.errors import invalid
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 

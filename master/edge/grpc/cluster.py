@@ -35,5 +35,5 @@ def _encode_instance(view: InstanceView) -> wire.Instance:
         num_blocks=view.num_blocks,
         block_size=view.block_size,
         cached_blocks_known=view.cached_blocks_known,
-        attempts_in_flight=view.attempts_in_flight,
+        legs_in_flight=view.legs_in_flight,
     )

@@ -6,15 +6,15 @@ from typing import TypeVar
 
 import msgspec
 
-from master.edge.conversation.choice_parser import ChoiceReader, ReadDelta
+from master.edge.conversation.choice_parser import ChoiceParser, ReadDelta
 from master.errors import invalid
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.parsing.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from master.request import RequestOptions
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
-from protos.messages import Grammar
 from protos.sampling_codec import decode_grammar, encode_finish_reason, encode_logprobs
+from protos.sampling_messages import Grammar
 
 T = TypeVar("T")
 
@@ -106,11 +106,11 @@ def _decode_json(field: str, text: str, form: str, kind: type[T]) -> T:
 
 
 def encode_output(
-    output: GenerationOutput, request_id: str, model: str, created: int, readers: Sequence[ChoiceReader] = ()
+    output: GenerationOutput, request_id: str, model: str, created: int, readers: Sequence[ChoiceParser] = ()
 ) -> wire.GenerateResponse:
     """One increment; `created` is unix seconds and, like id and model, the same in all of a request.
 
-    `readers`, one for each sample, tell content, reasoning and calls apart; without them everything is text.
+    `readers`, one for each choice, tell content, reasoning and calls apart; without them everything is text.
     """
     if readers:
         choices = [_encode_read(choice, readers[choice.index].read(choice)) for choice in output.choices]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from master.edge.conversation.chat_request import ChatRequests
-from master.edge.conversation.choice_parser import ChoiceReader
+from master.edge.conversation.choice_parser import ChoiceParser
 from master.edge.conversation.prompt_tokens import MAX_CHARACTERS_IN_LOOP
 from master.edge.grpc.chat import GrpcConversation
 from master.edge.grpc.codec import decode_options, encode_output
@@ -50,7 +50,7 @@ class Inference(InferenceServicer):
             )
             await self._stream(chat.request, chat.readers, context)
 
-    async def _stream(self, request: GenerationRequest, readers: Sequence[ChoiceReader], context: Context) -> None:
+    async def _stream(self, request: GenerationRequest, readers: Sequence[ChoiceParser], context: Context) -> None:
         created = int(time.time())
         async with aclosing(self._service.generate(request)) as outputs:
             async for output in outputs:

@@ -16,7 +16,7 @@ from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import add_ClusterServicer_to_server
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from serving.grpc_guard import GrpcGuard
-from serving.grpc_health import Health
+from serving.grpc_health import HealthService
 from serving.keys import Keys
 
 MESSAGE_LIMIT_BYTES = 64 * 2**20
@@ -64,7 +64,7 @@ class GrpcServer:
         self._credentials = credentials
         self._keys = keys
         self._parsers = parsers
-        self._health = Health(service.not_ready_reason, (INFERENCE_NAME, CLUSTER_NAME), health_interval_s)
+        self._health = HealthService(service.not_ready_reason, (INFERENCE_NAME, CLUSTER_NAME), health_interval_s)
         self._server: grpc.aio.Server | None = None
         self._address: Address | None = None
 

@@ -17,7 +17,7 @@ from master.edge.messages.error import messages_error_body
 from master.errors import ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 
 # The delta of a kind of block, and the field that its text is in.
 DELTAS = {

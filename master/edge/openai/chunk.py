@@ -3,17 +3,17 @@
 from master.edge.fields.sampling import SamplingFields
 from master.edge.http import sse
 from master.edge.http.json_object import encode, members
-from master.edge.openai.usage import Tally
+from master.edge.openai.usage import AnswerUsage
 
 
-class StreamFrame:
+class ChunkWriter:
     """id, object, created and model never change in a stream, so they are encoded once."""
 
     def __init__(
-        self, body: SamplingFields, tally: Tally, *, answer_id: str, kind: str, created: int, model: str
+        self, body: SamplingFields, usage: AnswerUsage, *, answer_id: str, kind: str, created: int, model: str
     ) -> None:
         self._body = body
-        self._tally = tally
+        self._usage = usage
         head = members(id=encode(answer_id), object=encode(kind), created=b"%d" % created, model=encode(model))
         self._head = b'data: {%s,"choices":[' % head
         self._plain_tail = b'],"usage":null}\n\n' if body.includes_usage else b"]}\n\n"
@@ -21,14 +21,14 @@ class StreamFrame:
     def event(self, choice: bytes, more: bytes = b"") -> bytes:
         """A chunk of one choice; `more` are members of the chunk, each after a comma."""
         if self._body.has_continuous_usage:
-            return b'%s%s],"usage":%s%s}\n\n' % (self._head, choice, self._tally.usage_so_far(), more)
+            return b'%s%s],"usage":%s%s}\n\n' % (self._head, choice, self._usage.usage_so_far(), more)
         return self._head + choice + (b"]" + more + self._plain_tail[1:] if more else self._plain_tail)
 
     def end(self, num_reasoning_tokens: int | None = None) -> bytes:
         """A chunk without choices, if usage or timeline was asked for, and the end of the stream."""
         last: dict[str, bytes] = {}
         if self._body.includes_usage:
-            last["usage"] = self._tally.usage(num_reasoning_tokens)
+            last["usage"] = self._usage.usage(num_reasoning_tokens)
         if self._body.timeline:
-            last["timeline"] = self._tally.timeline()
+            last["timeline"] = self._usage.timeline()
         return (b"%s],%s}\n\n" % (self._head, members(**last)) if last else b"") + sse.DONE

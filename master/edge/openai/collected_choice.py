@@ -1,7 +1,7 @@
-"""All output of one sample, for an answer that is not streamed."""
+"""All output of one choice, for an answer that is not streamed."""
 
 from master.output import ChoiceDelta
-from protos.messages import FinishReason, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
 
 
 class CollectedChoice:

@@ -1,7 +1,7 @@
 """How a choice ended, on the wire."""
 
 from master.edge.http.json_object import encode
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 
 UNFINISHED = b'"finish_reason":null'
 

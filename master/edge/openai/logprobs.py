@@ -6,7 +6,7 @@ import msgspec
 
 from master.text.detokenizer import IncrementalDetokenizer
 from master.text.tokenizer import Tokenizer
-from protos.messages import TokenLogprobs
+from protos.sampling_messages import TokenLogprobs
 
 # JSON has no infinity; OpenAI uses this for "cannot be".
 LOWEST_LOGPROB = -9999.0

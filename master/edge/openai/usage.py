@@ -7,13 +7,13 @@ import msgspec
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 
 CLIENT_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
 
 
-class Tally:
-    """Choices are numbered through all prompts: prompt * n + sample."""
+class AnswerUsage:
+    """Choices are numbered through all prompts: prompt * n + sequence."""
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         self._n = requests[0].n
@@ -38,8 +38,8 @@ class Tally:
         if output.timeline is not None:
             self._timeline = output.timeline
 
-    def index(self, prompt: int, sample: int) -> int:
-        return prompt * self._n + sample
+    def index(self, prompt: int, sequence: int) -> int:
+        return prompt * self._n + sequence
 
     def require_complete(self) -> None:
         """Raises ServingError if a choice has not ended, or a prompt's usage has not come."""

@@ -9,7 +9,7 @@ from master.edge.responses.output_items import ItemStatus, output_item
 from master.errors import ErrorKind, ServingError
 from master.output import Usage
 from master.request import GenerationRequest
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 
 ERROR_CODES = {ErrorKind.INVALID_REQUEST: "invalid_prompt", ErrorKind.OVERLOADED: "rate_limit_exceeded"}
 

@@ -49,27 +49,27 @@ def produce(num_blocks: int, block_size: int, seed: int, lease_s: float) -> None
     releases: queue.SimpleQueue[tuple[int, ReleaseReason]] = queue.SimpleQueue()
     for line in sys.stdin:
         command = json.loads(line)
-        attempt = command.get("attempt")
+        leg = command.get("leg")
         if command["do"] == "open":
 
-            def on_release(reason: ReleaseReason, attempt: int = attempt) -> None:
-                releases.put((attempt, reason))
+            def on_release(reason: ReleaseReason, leg: int = leg) -> None:
+                releases.put((leg, reason))
 
-            exports[attempt] = server.open(attempt, on_release)
-            handle = exports[attempt].handle
+            exports[leg] = server.open(leg, on_release)
+            handle = exports[leg].handle
             token, fingerprint = (base64.b64encode(field).decode() for field in (handle.token, handle.layout))
-            say(address=handle.address, token=token, attempt=attempt, epoch=handle.epoch, layout=fingerprint)
+            say(address=handle.address, token=token, leg=leg, epoch=handle.epoch, layout=fingerprint)
             continue
         if command["do"] == "next_release":
-            attempt, reason = releases.get(timeout=20)
-            say(attempt=attempt, reason=reason.value)
+            leg, reason = releases.get(timeout=20)
+            say(leg=leg, reason=reason.value)
             continue
         if command["do"] == "publish":
-            exports[attempt].publish(command["blocks"])
+            exports[leg].publish(command["blocks"])
         elif command["do"] == "seal":
-            exports[attempt].seal(command["record"].encode())
+            exports[leg].seal(command["record"].encode())
         elif command["do"] == "abort":
-            exports[attempt].abort(command["text"])
+            exports[leg].abort(command["text"])
         say(done=command["do"])
     server.close()
 
@@ -93,7 +93,7 @@ def pull(memory: PoolMemory, command: dict[str, Any]) -> None:
     handle = KvHandle(
         address=fields["address"],
         token=base64.b64decode(fields["token"]),
-        attempt=fields["attempt"],
+        leg=fields["leg"],
         epoch=fields["epoch"],
         layout=base64.b64decode(fields["layout"]),
     )

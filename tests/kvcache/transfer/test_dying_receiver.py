@@ -64,13 +64,13 @@ def test_fifty_transfers_with_random_ends(
     sums = [source.tensor[block].view(-1).view(torch.int32).sum().item() for block in range(16)]
     releases: queue.SimpleQueue[tuple[int, ReleaseReason]] = queue.SimpleQueue()
     outcomes: Counter[str] = Counter()
-    for attempt in range(50):
+    for leg in range(50):
 
-        def on_release(reason: ReleaseReason, attempt: int = attempt) -> None:
-            releases.put((attempt, reason))
+        def on_release(reason: ReleaseReason, leg: int = leg) -> None:
+            releases.put((leg, reason))
 
         fate, fatal_block = chance.choice(["kill", "kill", "abort", "live"]), chance.randrange(1, 17)
-        export = (hasty if fate == "kill" else patient).open(attempt, on_release)
+        export = (hasty if fate == "kill" else patient).open(leg, on_release)
         tell_to_pull(peer, export.handle, 16, chance.choice(list(TransportKind)))
         export.publish(range(chance.randrange(fatal_block, 17)))
         while "pid" not in (event := read(peer)):
@@ -87,7 +87,7 @@ def test_fifty_transfers_with_random_ends(
         while fate != "kill" and "progress" in event:
             event = read(peer)
         released, reason = releases.get(timeout=WAIT_S)
-        assert released == attempt
+        assert released == leg
         if fate == "live":
             assert (event["record"], event["content"], reason) == ("record", sums, ReleaseReason.ACKNOWLEDGED)
         elif fate == "abort":
@@ -122,5 +122,5 @@ def tell_to_pull(
     stop_at: int | None = None,
 ) -> None:
     encoded = {name: base64.b64encode(getattr(handle, name)).decode() for name in ("token", "layout")}
-    fields = {"address": handle.address, "attempt": handle.attempt, "epoch": handle.epoch, **encoded}
+    fields = {"address": handle.address, "leg": handle.leg, "epoch": handle.epoch, **encoded}
     tell(peer, handle=fields, num_blocks=num_blocks, transports=[transport.name, "TCP"], stop_at=stop_at)

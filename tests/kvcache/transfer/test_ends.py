@@ -141,7 +141,7 @@ def test_a_second_claim_of_an_acknowledged_hand_off_is_refused(
 
 def test_closing_ends_everything(make_memory: MakeMemory, make_server: MakeServer, workers: ThreadPoolExecutor) -> None:
     server, releases, started = make_server(make_memory()), Releases(), threading.Event()
-    exports = [server.open(attempt, releases.put) for attempt in range(3)]
+    exports = [server.open(leg, releases.put) for leg in range(3)]
     exports[0].publish([0])
     exports[1].seal(b"")
     pull = client_of(make_memory(), TransportKind.TCP).pull(exports[0].handle, 0, [0, 1], lambda _: started.set())
@@ -194,9 +194,9 @@ def test_racing_ends_release_once(make_memory: MakeMemory, make_server: MakeServ
                 export.acknowledge(0)
 
     with ThreadPoolExecutor(6) as pool:
-        for attempt in range(200):
+        for leg in range(200):
             releases = Releases()
-            export = server.open(attempt, releases.put)
+            export = server.open(leg, releases.put)
             export.seal(b"")
             list(pool.map(end, [export] * 6, range(6)))
             assert releases.get(timeout=WAIT_S) in ReleaseReason

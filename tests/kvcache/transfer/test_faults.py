@@ -53,7 +53,7 @@ def failure_of(pull: Pull) -> TransferError:
 class TestClaims:
     """Only the exact handle opens a hand-off, and a refusal tells nothing to whoever lacks the token."""
 
-    @pytest.mark.parametrize("wrong", [{"token": bytes(16)}, {"attempt": 2}, {"epoch": 0}])
+    @pytest.mark.parametrize("wrong", [{"token": bytes(16)}, {"leg": 2}, {"epoch": 0}])
     def test_a_wrong_claim_is_refused(
         self, wrong: dict[str, Any], make_memory: MakeMemory, make_server: MakeServer
     ) -> None:
@@ -137,7 +137,7 @@ class TestDamage:
                 return data[: at - offset] + bytes([data[at - offset] ^ 0x10]) + data[at - offset + 1 :]
 
             handle = dataclasses.replace(export.handle, address=proxy(export.handle.address, flip))
-            error = failure_of(client_of(make_memory(4), TransportKind.TCP, attempts=1).pull(handle, 0, range(4)))
+            error = failure_of(client_of(make_memory(4), TransportKind.TCP, legs=1).pull(handle, 0, range(4)))
             assert was_hit.is_set()
             # A damaged nonce address or process id only rules one-sided reads out; everything else must not pass.
             assert error.reason is TransferFailure.CORRUPT
@@ -202,7 +202,7 @@ class TestLostConnection:
         server = make_server(make_memory())
         export = server.open(1, Releases().put)
         address = proxy(export.handle.address, lambda _connection, _offset, _data: None)
-        pull = client_of(make_memory(), TransportKind.TCP, attempts=3).pull(
+        pull = client_of(make_memory(), TransportKind.TCP, legs=3).pull(
             dataclasses.replace(export.handle, address=address), 0, [0]
         )
         assert failure_of(pull).reason is TransferFailure.PEER_CLOSED
@@ -225,8 +225,8 @@ class TestLostConnection:
         spawn_peer: SpawnPeer,
     ) -> None:
         peer = spawn_peer("produce", 8, 64, 7, 30)
-        handle = handle_of(ask(peer, do="open", attempt=1))
-        ask(peer, do="publish", attempt=1, blocks=[0, 1, 2, 3])
+        handle = handle_of(ask(peer, do="open", leg=1))
+        ask(peer, do="publish", leg=1, blocks=[0, 1, 2, 3])
 
         def on_progress(num_verified: int) -> None:
             if num_verified == 4:
@@ -311,4 +311,4 @@ def read(peer: subprocess.Popen[str]) -> dict[str, Any]:
 
 def handle_of(answer: dict[str, Any]) -> KvHandle:
     fields = {name: base64.b64decode(answer[name]) for name in ("token", "layout")}
-    return KvHandle(address=answer["address"], attempt=answer["attempt"], epoch=answer["epoch"], **fields)
+    return KvHandle(address=answer["address"], leg=answer["leg"], epoch=answer["epoch"], **fields)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvcache.transfer.errors import TransferFailure
 from kvcache.transfer.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameError, FrameType, Header
 from kvcache.transfer.handle import KvHandle, join_address, split_address
-from kvcache.transfer.payloads import Accept, Ack, Begin, Farewell, Hello, Offer, Progress, Record
+from kvcache.transfer.payloads import Accept, Ack, Begin, Offer, PullHello, PullProgress, Record, Refusal
 from kvcache.transfer.transports.host_identity import HostIdentity
 from kvcache.transfer.transports.transport import TransportKind
 
@@ -26,7 +26,7 @@ def reread(frame: Frame) -> Frame:
 @given(bytes16, u64, u64, bytes16, u32, st.booleans(), u64, st.frozensets(st.sampled_from(TransportKind)))
 def test_hello_says_what_was_meant(
     token: bytes,
-    attempt: int,
+    leg: int,
     epoch: int,
     layout: bytes,
     num_skip: int,
@@ -35,8 +35,8 @@ def test_hello_says_what_was_meant(
     transports: frozenset[TransportKind],
 ) -> None:
     host = HostIdentity(b"boot" * 4, namespace) if has_host else None
-    hello = Hello(token, attempt, epoch, layout, num_skip, host, transports)
-    assert Hello.parse(reread(hello.frame()).payload) == hello
+    hello = PullHello(token, leg, epoch, layout, num_skip, host, transports)
+    assert PullHello.parse(reread(hello.frame()).payload) == hello
 
 
 @given(u32, st.lists(st.tuples(u64, u64), min_size=1, max_size=50), st.booleans())
@@ -48,9 +48,9 @@ def test_offers_say_what_was_meant(first: int, rows: list[tuple[int, int]], is_o
 @given(u32, st.binary(max_size=100), st.text(max_size=50), st.sampled_from(TransferFailure))
 def test_the_other_messages_say_what_was_meant(number: int, record: bytes, text: str, why: TransferFailure) -> None:
     assert Record.parse(reread(Record(number, record).frame()).payload) == Record(number, record)
-    assert Progress.parse(reread(Progress(number).frame()).payload) == Progress(number)
+    assert PullProgress.parse(reread(PullProgress(number).frame()).payload) == PullProgress(number)
     assert Ack.parse(reread(Ack(number).frame()).payload) == Ack(number)
-    assert Farewell.parse(reread(Farewell(why, text).frame(FrameType.ABORT)).payload).text == text.encode(
+    assert Refusal.parse(reread(Refusal(why, text).frame(FrameType.ABORT)).payload).text == text.encode(
         errors="replace"
     ).decode(errors="replace")
     accept = Accept(number % 2**31 or None, number, bytes(16))
@@ -87,7 +87,15 @@ def test_a_length_above_the_limit_is_refused_before_anything_is_read(frame_type:
 
 @given(st.binary(max_size=64))
 def test_payloads_that_say_nothing_are_refused(payload: bytes) -> None:
-    for parse in (Hello.parse, Accept.parse, Begin.parse, Progress.parse, Ack.parse, Record.parse, Farewell.parse):
+    for parse in (
+        PullHello.parse,
+        Accept.parse,
+        Begin.parse,
+        PullProgress.parse,
+        Ack.parse,
+        Record.parse,
+        Refusal.parse,
+    ):
         try:
             parse(payload)
         except FrameError:

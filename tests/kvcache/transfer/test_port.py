@@ -17,7 +17,7 @@ from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.frames import Frame, FrameType
-from kvcache.transfer.payloads import Ack, Begin, Hello, Progress
+from kvcache.transfer.payloads import Ack, Begin, PullHello, PullProgress
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
 
@@ -63,7 +63,7 @@ def tls_hello() -> bytes:
 def fields_of(export: Export) -> dict[str, object]:
     return {
         "token": export.handle.token,
-        "attempt": export.handle.attempt,
+        "leg": export.handle.leg,
         "epoch": export.handle.epoch,
         "layout": export.handle.layout,
         "num_skip": 0,
@@ -73,7 +73,7 @@ def fields_of(export: Export) -> dict[str, object]:
 
 
 def hello(export: Export, **changes: object) -> bytes:
-    return Hello(**fields_of(export) | changes).frame().pack()  # type: ignore[arg-type]
+    return PullHello(**fields_of(export) | changes).frame().pack()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_what_is_no_hello_is_closed_without_an_answer(
 ) -> None:
     memory = make_memory(seed=1)
     server = make_server(memory)
-    with socket.create_connection(port_of(server)) as stranger:
-        stranger.sendall(knock)
-        assert is_closed_by_peer(stranger)
+    with socket.create_connection(port_of(server)) as visitor:
+        visitor.sendall(knock)
+        assert is_closed_by_peer(visitor)
     assert server.counters.num_garbage == 1
     assert transfer_works(server, memory, make_memory())
 
@@ -108,9 +108,9 @@ def test_half_a_hello_and_silence_is_closed_in_time(
 ) -> None:
     memory = make_memory(seed=1)
     server = make_server(memory, handshake_timeout_s=0.1)
-    with socket.create_connection(port_of(server)) as stranger:
-        stranger.sendall(hello(server.open(1, Releases().put))[:num_bytes])
-        assert is_closed_by_peer(stranger)
+    with socket.create_connection(port_of(server)) as visitor:
+        visitor.sendall(hello(server.open(1, Releases().put))[:num_bytes])
+        assert is_closed_by_peer(visitor)
     assert server.counters.num_garbage == 1
 
 
@@ -133,12 +133,12 @@ def test_hundreds_of_silent_connections_cost_no_thread_and_stop_nobody(
     num_threads = threading.active_count()
     with contextlib.ExitStack() as stack, caplog.at_level(logging.DEBUG, logger="kvcache"):
         crowd = [stack.enter_context(socket.create_connection(port_of(server))) for _ in range(400)]
-        for number, stranger in enumerate(crowd[200:]):
+        for number, visitor in enumerate(crowd[200:]):
             with contextlib.suppress(OSError):  # turned away already
-                stranger.sendall(os.urandom(64) if number % 2 else b"PDKV")
+                visitor.sendall(os.urandom(64) if number % 2 else b"PDKV")
         assert transfer_works(server, memory, make_memory())
         assert threading.active_count() <= num_threads + 1
-        assert all(is_closed_by_peer(stranger) for stranger in crowd[:200])
+        assert all(is_closed_by_peer(visitor) for visitor in crowd[:200])
         assert server.counters.num_garbage >= 300
         assert len([record for record in caplog.records if "turned away" in record.message]) == 1
 
@@ -150,9 +150,9 @@ def test_refusals_fill_no_log(
     export = server.open(1, Releases().put)
     with caplog.at_level(logging.DEBUG, logger="kvcache"):
         for number in range(50):
-            with socket.create_connection(port_of(server)) as stranger:
-                stranger.sendall(hello(export, token=number.to_bytes(16, "big")))
-                assert stranger.recv(4) == b"PDKV"
+            with socket.create_connection(port_of(server)) as visitor:
+                visitor.sendall(hello(export, token=number.to_bytes(16, "big")))
+                assert visitor.recv(4) == b"PDKV"
         assert server.counters.num_refused == 50
         assert len([record for record in caplog.records if "turned away" in record.message]) == 1
 
@@ -163,7 +163,7 @@ def test_refusals_fill_no_log(
         Frame(FrameType.HELLO, bytes(82)).pack(),
         Begin(TransportKind.VM_READ).frame().pack(),
         os.urandom(64),
-        Begin(TransportKind.TCP).frame().pack() + Progress(7).frame().pack(),
+        Begin(TransportKind.TCP).frame().pack() + PullProgress(7).frame().pack(),
         Begin(TransportKind.TCP).frame().pack() + Ack(2).frame().pack(),
         Begin(TransportKind.TCP).frame().pack() + os.urandom(64),
     ],
@@ -211,7 +211,7 @@ def test_a_waiting_puller_sees_signs_of_life(make_memory: MakeMemory, make_serve
     export = server.open(1, Releases().put)
     puller = Channel(socket.create_connection(port_of(server)))
     with contextlib.closing(puller):
-        puller.send(Hello(**fields_of(export)).frame(), WAIT_S)  # type: ignore[arg-type]
+        puller.send(PullHello(**fields_of(export)).frame(), WAIT_S)  # type: ignore[arg-type]
         assert puller.receive(WAIT_S).type is FrameType.ACCEPT
         puller.send(Begin(TransportKind.TCP).frame(), WAIT_S)
         assert [puller.receive(WAIT_S).type for _ in range(3)] == [FrameType.PING] * 3

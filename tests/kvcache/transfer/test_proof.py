@@ -12,7 +12,7 @@ from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
-from kvcache.transfer.payloads import NO_PROOF, Hello
+from kvcache.transfer.payloads import NO_PROOF, PullHello
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
 
@@ -23,9 +23,9 @@ MakeMemory = Callable[..., PoolMemory]
 MakeServer = Callable[..., TransferServer]
 
 
-def opened(server: TransferServer, attempt: int = 1) -> tuple[Export, "queue.SimpleQueue[ReleaseReason]"]:
+def opened(server: TransferServer, leg: int = 1) -> tuple[Export, "queue.SimpleQueue[ReleaseReason]"]:
     releases: queue.SimpleQueue[ReleaseReason] = queue.SimpleQueue()
-    export = server.open(attempt, releases.put)
+    export = server.open(leg, releases.put)
     export.publish([0, 1])
     export.seal(b"record")
     return export, releases
@@ -64,14 +64,14 @@ def test_without_a_secret_a_proof_is_not_looked_at(make_memory: MakeMemory, make
 
 
 def test_a_proof_is_for_one_claim_only() -> None:
-    hello = Hello(bytes(16), 1, 2, bytes(16), 3, None, frozenset({TransportKind.TCP}))
+    hello = PullHello(bytes(16), 1, 2, bytes(16), 3, None, frozenset({TransportKind.TCP}))
     proven = hello.prove(NEW)
-    assert Hello.parse(proven.frame().payload) == proven
+    assert PullHello.parse(proven.frame().payload) == proven
     assert proven.is_proven([OLD, NEW]) and not proven.is_proven([OLD]) and not proven.is_proven([])
     assert hello.proof == NO_PROOF and not hello.is_proven([NEW])
     for changed in (
         replace(proven, token=b"x" * 16),
-        replace(proven, attempt=2),
+        replace(proven, leg=2),
         replace(proven, epoch=3),
         replace(proven, num_skip=0),
         replace(proven, transports=frozenset({TransportKind.VM_READ})),
@@ -87,7 +87,7 @@ def test_the_refusal_says_the_same_for_a_hand_off_that_exists_and_one_that_does_
     host, port = server.address.rsplit(":", 1)
     answers = []
     for token in (export.handle.token, b"x" * 16):
-        hello = Hello(
+        hello = PullHello(
             token, 1, export.handle.epoch, export.handle.layout, 0, None, frozenset({TransportKind.TCP})
         ).prove(OLD)
         with socket.create_connection((host, int(port))) as puller:

@@ -145,7 +145,7 @@ def test_ipv6(host: str, make_memory: MakeMemory, make_server: MakeServer) -> No
 def test_many_transfers_at_once(make_memory: MakeMemory, make_server: MakeServer, workers: ThreadPoolExecutor) -> None:
     source, sink, releases = make_memory(64, seed=1), make_memory(64), Releases()
     server = make_server(source)
-    exports = [server.open(attempt, releases.put) for attempt in range(8)]
+    exports = [server.open(leg, releases.put) for leg in range(8)]
     client = TransferClient(sink, sink.layout.fingerprint())
     spans = [list(range(8 * number, 8 * number + 8)) for number in range(8)]
     pulls = [
@@ -182,7 +182,7 @@ class TestAnotherProcess:
         self, transport: TransportKind, make_memory: MakeMemory, spawn_peer: Callable[..., subprocess.Popen[str]]
     ) -> None:
         peer = spawn_peer("produce", 32, self.BLOCK_SIZE, 7, 30)
-        handle = handle_of(ask(peer, do="open", attempt=3))
+        handle = handle_of(ask(peer, do="open", leg=3))
         sink, source = make_memory(32, block_size=self.BLOCK_SIZE), make_memory(32, 7, self.BLOCK_SIZE)
         first_chunk = threading.Event()
 
@@ -192,14 +192,14 @@ class TestAnotherProcess:
 
         with ThreadPoolExecutor(1) as pool:
             pulled = pool.submit(client_of(sink, transport).pull(handle, 1, range(8), on_progress).run)
-            ask(peer, do="publish", attempt=3, blocks=[31, 30])
+            ask(peer, do="publish", leg=3, blocks=[31, 30])
             assert first_chunk.wait(WAIT_S)
-            ask(peer, do="publish", attempt=3, blocks=[10, 11, 12, 13, 14, 15])
-            ask(peer, do="seal", attempt=3, record="across")
+            ask(peer, do="publish", leg=3, blocks=[10, 11, 12, 13, 14, 15])
+            ask(peer, do="seal", leg=3, record="across")
             result = pulled.result(timeout=WAIT_S)
         assert (result.record, result.transport) == (b"across", transport)
         assert content(sink, list(range(1, 8))) == content(source, [30, 10, 11, 12, 13, 14, 15])
-        assert ask(peer, do="next_release") == {"attempt": 3, "reason": "acknowledged"}
+        assert ask(peer, do="next_release") == {"leg": 3, "reason": "acknowledged"}
 
 
 def ask(peer: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
@@ -212,4 +212,4 @@ def ask(peer: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
 
 def handle_of(answer: dict[str, Any]) -> KvHandle:
     fields = {name: base64.b64decode(answer[name]) for name in ("token", "layout")}
-    return KvHandle(address=answer["address"], attempt=answer["attempt"], epoch=answer["epoch"], **fields)
+    return KvHandle(address=answer["address"], leg=answer["leg"], epoch=answer["epoch"], **fields)

@@ -4,23 +4,11 @@ import asyncio
 import itertools
 import time
 
-from master.dispatch.request_run import Attempts
+from master.dispatch.request_run import RequestRun
 from master.dispatch.retry_budget import BURST, RetryBudget
 from master.request import GenerationRequest
-from protos.messages import (
-    Cancel,
-    DecodeHere,
-    ErrorCode,
-    Failure,
-    FinishReason,
-    LoadReport,
-    Prefilled,
-    Role,
-    SamplingParams,
-    Stage,
-    Start,
-    TokenLogprobs,
-)
+from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
+from protos.session_messages import Cancel, DecodeHere, ErrorCode, Failure, LoadReport, Prefilled, Role, Stage, Start
 from tests.scripted_worker import Fleet, ScriptedWorker, finished, fleet_of, soon
 
 PROMPT = tuple(range(10, 20))
@@ -40,7 +28,7 @@ class Running:
     def __init__(self, fleet: Fleet, n: int = 1, prompt_logprobs: int | None = None) -> None:
         self.budget = RetryBudget()
         numbers = itertools.count(1)
-        self.attempts = Attempts(request(n, prompt_logprobs), fleet.workers, lambda: next(numbers), self.budget)
+        self.attempts = RequestRun(request(n, prompt_logprobs), fleet.workers, lambda: next(numbers), self.budget)
         self.task = asyncio.create_task(self.attempts.run())
 
     def token_ids(self, sequence: int = 0) -> list[int]:
@@ -69,13 +57,12 @@ async def test_prefill_and_decode_share_a_request() -> None:
     async with fleet_of(Role.PREFILL, Role.DECODE) as (fleet, (prefill, decode)):
         running = Running(fleet)
         first = await prefill.hear(Start)
-        assert (first.stage, first.prompt_ids, first.kv_source) == (Stage.PREFILL, PROMPT, None)
+        assert (first.stage, first.prompt_ids, first.kv_handle) == (Stage.PREFILL, PROMPT, None)
         assert not decode.has_heard, "the decode worker is chosen only when prefill has begun"
         prefill.begins(first, cached_tokens=4)
         second = await decode.hear(Start)
         assert second.stage is Stage.DECODE
-        assert second.kv_source is not None
-        assert second.kv_source.attempt == first.attempt
+        assert second.kv_handle == b"of leg %d" % first.leg
         prefill.prefills(first, 40)
         await running.until_token(1)
         decode.receives(second, 40)
@@ -114,7 +101,7 @@ async def test_a_request_that_ends_with_its_first_token_is_over() -> None:
         prefill.emits(first, 0, 2, finish=STOP)
         await running.task
         assert running.token_ids() == [2]
-        assert await decode.hear(Cancel) == Cancel(second.attempt)
+        assert await decode.hear(Cancel) == Cancel(second.leg)
 
 
 async def test_a_refusal_moves_on_to_the_next_decode_worker() -> None:
@@ -125,7 +112,7 @@ async def test_a_refusal_moves_on_to_the_next_decode_worker() -> None:
         refusing, taking = (one, other) if one.has_heard else (other, one)
         refusing.fails(await refusing.hear(Start), FULL)
         second = await taking.hear(Start)
-        assert second.kv_source is not None
+        assert second.kv_handle is not None
         taking.receives(second, 40)
         taking.emits(second, 1, 41, finish=STOP)
         await running.task
@@ -138,7 +125,7 @@ async def test_the_prefill_worker_decodes_when_every_other_refuses() -> None:
         running = Running(fleet)
         first, second = await begin_pair(prefill, decode)
         decode.fails(second, FULL)
-        assert await prefill.hear(DecodeHere) == DecodeHere(first.attempt)
+        assert await prefill.hear(DecodeHere) == DecodeHere(first.leg)
         prefill.prefills(first, 40)
         prefill.emits(first, 1, 41, finish=STOP)
         await running.task
@@ -165,7 +152,7 @@ async def test_a_decode_worker_that_dies_may_have_taken_the_kv_so_everything_beg
         prefill.prefills(first, 40)
         await running.until_token(1)
         await decode.die()
-        assert await prefill.hear(Cancel) == Cancel(first.attempt)
+        assert await prefill.hear(Cancel) == Cancel(first.leg)
         again = await prefill.hear(Start)
         assert (again.stage, again.output_ids) == (Stage.WHOLE, (40,))
         prefill.begins(again)
@@ -183,10 +170,10 @@ async def test_a_worker_whose_transfer_failed_does_not_decode_again() -> None:
         running = Running(fleet)
         first, second = await begin_pair(prefill, decode)
         decode.fails(second, TORN)
-        assert await prefill.hear(Cancel) == Cancel(first.attempt)
+        assert await prefill.hear(Cancel) == Cancel(first.leg)
         again = await prefill.hear(Start)
         prefill.begins(again)
-        assert await prefill.hear(DecodeHere) == DecodeHere(again.attempt)
+        assert await prefill.hear(DecodeHere) == DecodeHere(again.leg)
         prefill.emits(again, 0, 40, finish=STOP)
         await running.task
         assert not decode.has_heard
@@ -221,7 +208,7 @@ async def test_the_death_of_the_prefill_worker_is_noticed_before_the_kv_has_move
         await dying.die()
         again = await living.hear(Start)
         assert (again.stage, again.output_ids) == (Stage.PREFILL, (40,))
-        assert await decode.hear(Cancel) == Cancel(second.attempt)
+        assert await decode.hear(Cancel) == Cancel(second.leg)
         await finished(running.task)
 
 
@@ -271,8 +258,8 @@ async def test_a_finished_sample_is_cancelled_where_it_runs() -> None:
         mix.begins(start)
         mix.prefills(start, 40, 50)
         await running.until_token(1)
-        running.attempts.finish_sample(1)
-        assert await mix.hear(Cancel) == Cancel(start.attempt, 1)
+        running.attempts.finish_sequence(1)
+        assert await mix.hear(Cancel) == Cancel(start.leg, 1)
         mix.emits(start, 1, 41, finish=STOP)
         await running.task
 
@@ -282,8 +269,8 @@ async def test_giving_up_cancels_both_workers() -> None:
         running = Running(fleet)
         first, second = await begin_pair(prefill, decode)
         await finished(running.task)
-        assert await prefill.hear(Cancel) == Cancel(first.attempt)
-        assert await decode.hear(Cancel) == Cancel(second.attempt)
+        assert await prefill.hear(Cancel) == Cancel(first.leg)
+        assert await decode.hear(Cancel) == Cancel(second.leg)
 
 
 async def test_a_draining_decode_worker_refuses_and_another_takes_it() -> None:

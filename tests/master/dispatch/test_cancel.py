@@ -15,7 +15,8 @@ from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer, load_tokenizer
-from protos.messages import Cancel, FinishReason, Role, SamplingParams, Start
+from protos.sampling_messages import FinishReason, SamplingParams
+from protos.session_messages import Cancel, Role, Start
 from tests.scripted_worker import PATIENCE_S, Fleet, ScriptedWorker, fleet_of, soon
 
 
@@ -89,7 +90,7 @@ async def test_it_is_done_when_every_worker_has_let_go(tokenizer: Tokenizer) -> 
         stream, starts = await master.begun("req-1", "chatcmpl-req-1")
         cancelling = asyncio.create_task(master.dispatcher.cancel("chatcmpl-req-1"))
         for worker, start in zip(master.workers, starts, strict=True):
-            assert await worker.hear(Cancel) == Cancel(start.attempt)
+            assert await worker.hear(Cancel) == Cancel(start.leg)
         assert (await stream.error()).kind is ErrorKind.CANCELLED
         for worker, start in zip(master.workers, starts, strict=True):
             assert not cancelling.done()
@@ -110,7 +111,7 @@ async def test_only_exactly_this_id_is_cancelled(tokenizer: Tokenizer) -> None:
                 await master.dispatcher.cancel(wrong)
             assert caught.value.kind is ErrorKind.NOT_FOUND
         cancelling = asyncio.create_task(master.dispatcher.cancel("req-1"))
-        assert await mix.hear(Cancel) == Cancel(first_start.attempt)
+        assert await mix.hear(Cancel) == Cancel(first_start.leg)
         mix.update(first_start, ended=True)
         await cancelling
         assert (await first.error()).kind is ErrorKind.CANCELLED
@@ -130,8 +131,8 @@ async def test_all_prompts_of_an_answer_are_cancelled_together(tokenizer: Tokeni
         mix.emits(starts[0], 1, 301, finish=FinishReason.LENGTH)  # the one the answer is named after
         await streams[0].end()
         cancelling = asyncio.create_task(master.dispatcher.cancel("cmpl-req-0"))
-        cancelled = {(await mix.hear(Cancel)).attempt for _ in range(2)}
-        assert cancelled == {start.attempt for start in starts[1:]}
+        cancelled = {(await mix.hear(Cancel)).leg for _ in range(2)}
+        assert cancelled == {start.leg for start in starts[1:]}
         for start in starts[1:]:
             mix.update(start, ended=True)
         await asyncio.wait_for(cancelling, PATIENCE_S)
@@ -164,7 +165,7 @@ async def test_workers_are_freed_though_the_client_takes_nothing(tokenizer: Toke
         mix.emits(start, 0, 300)
         await taking
         cancelling = asyncio.create_task(master.dispatcher.cancel("req-1"))
-        assert await mix.hear(Cancel) == Cancel(start.attempt)
+        assert await mix.hear(Cancel) == Cancel(start.leg)
         mix.update(start, ended=True)
         with pytest.raises(ServingError) as caught:
             await anext(outputs)

@@ -13,7 +13,8 @@ from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer, load_tokenizer
-from protos.messages import Cancel, ErrorCode, Failure, FinishReason, Role, SamplingParams, Start, TokenLogprobs
+from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
+from protos.session_messages import Cancel, ErrorCode, Failure, Role, Start
 from tests.checkpoints import END
 from tests.scripted_worker import Fleet, fleet_of, soon
 
@@ -88,7 +89,7 @@ async def test_a_stop_string_ends_the_text_and_the_work(tokenizer: Tokenizer) ->
             mix.emits(start, position, token_id)
         outputs = await collecting
         cancel = await mix.hear(Cancel)
-    assert cancel.attempt == start.attempt
+    assert cancel.leg == start.leg
     assert text_of(outputs) == "one two"
     last = outputs[-1].choices[-1]
     assert (last.finish_reason, last.matched_stop) == (STOP, " thr")
@@ -127,7 +128,7 @@ async def test_samples_end_each_in_its_own_way(tokenizer: Tokenizer) -> None:
         collecting = asyncio.create_task(collect(dispatcher.generate(request(n=2, stop=("two",)))))
         start = await mix.hear(Start)
         mix.emits(start, 0, *ids, sequence=1)
-        assert await mix.hear(Cancel) == Cancel(start.attempt, 1)
+        assert await mix.hear(Cancel) == Cancel(start.leg, 1)
         mix.emits(start, 0, ids[0], finish=LENGTH)
         outputs = await collecting
     assert [text_of(outputs, index) for index in range(2)] == ["one"[: len(text_of(outputs, 0))], "one "]
@@ -172,7 +173,7 @@ async def test_leaving_early_cancels(tokenizer: Tokenizer) -> None:
         mix.emits(start, 0, 30)
         await first
         await outputs.aclose()
-        assert await mix.hear(Cancel) == Cancel(start.attempt)
+        assert await mix.hear(Cancel) == Cancel(start.leg)
         assert dispatcher.num_in_flight == 0
 
 
@@ -185,7 +186,7 @@ async def test_leaving_before_the_first_token_cancels(tokenizer: Tokenizer) -> N
         first.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await first
-        assert await mix.hear(Cancel) == Cancel(start.attempt)
+        assert await mix.hear(Cancel) == Cancel(start.leg)
         assert dispatcher.num_in_flight == 0
 
 

@@ -1,4 +1,4 @@
-"""What happens after an attempt failed: to the samples, to the budget, to the client."""
+"""What happens after an attempt failed: to the sequences, to the budget, to the client."""
 
 import asyncio
 import itertools
@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from master.dispatch.request_run import Attempts
+from master.dispatch.request_run import RequestRun
 from master.dispatch.retry_budget import BURST, MAX_FAILURES_IN_A_ROW, RetryBudget
 from master.errors import ErrorKind, ServingError
 from master.request import GenerationRequest
-from protos.messages import ErrorCode, Failure, FinishReason, Role, SamplingParams, Stage, Start
+from protos.sampling_messages import FinishReason, SamplingParams
+from protos.session_messages import ErrorCode, Failure, Role, Stage, Start
 from tests.scripted_worker import Fleet, ScriptedWorker, fleet_of, soon
 
 PROMPT = tuple(range(10, 20))
@@ -20,16 +21,16 @@ BROKEN = Failure(ErrorCode.INTERNAL, "the engine broke")
 
 def begin(
     fleet: Fleet, budget: RetryBudget | None = None, *, n: int = 1, max_tokens: int = 8, time_limit_s: float = 30.0
-) -> tuple[Attempts, "asyncio.Task[None]"]:
+) -> tuple[RequestRun, "asyncio.Task[None]"]:
     request = GenerationRequest(
         "req-1", "tiny", PROMPT, SamplingParams(max_tokens=max_tokens), time.monotonic(), time_limit_s, n=n
     )
     numbers = itertools.count(1)
-    attempts = Attempts(request, fleet.workers, lambda: next(numbers), budget or RetryBudget())
+    attempts = RequestRun(request, fleet.workers, lambda: next(numbers), budget or RetryBudget())
     return attempts, asyncio.create_task(attempts.run())
 
 
-def token_ids(attempts: Attempts, sequence: int = 0) -> list[int]:
+def token_ids(attempts: RequestRun, sequence: int = 0) -> list[int]:
     return attempts.progress.sequences[sequence].token_ids
 
 

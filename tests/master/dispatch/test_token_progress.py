@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from master.dispatch.token_progress import Progress
-from protos.messages import FinishReason, TokenDelta, TokenLogprobs
+from master.dispatch.token_progress import TokenProgress
+from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.session_messages import TokenDelta
 
 
 def delta(position: int, *token_ids: int, finish: FinishReason | None = None, sequence: int = 0) -> TokenDelta:
@@ -14,7 +15,7 @@ def delta(position: int, *token_ids: int, finish: FinishReason | None = None, se
 
 
 async def test_what_two_workers_say_counts_once() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.add(delta(0, 5))
     progress.add(delta(0, 5))
     progress.add(delta(0, 5, 6, 7))
@@ -24,7 +25,7 @@ async def test_what_two_workers_say_counts_once() -> None:
 
 
 async def test_take_gives_only_what_is_new() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.add(delta(0, 5))
     await progress.take()
     progress.add(delta(1, 6, finish=FinishReason.STOP))
@@ -33,7 +34,7 @@ async def test_take_gives_only_what_is_new() -> None:
 
 
 async def test_take_waits_for_news() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.add(delta(0, 5))
     await progress.take()
     taking = asyncio.create_task(progress.take())
@@ -45,20 +46,20 @@ async def test_take_waits_for_news() -> None:
 
 
 async def test_wake_returns_without_news() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.wake()
     assert await progress.take() == []
 
 
 async def test_a_stale_end_does_not_end_what_went_on() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.add(delta(0, 1, 2, 3))
     progress.add(delta(0, 1, 2, finish=FinishReason.LENGTH))
     assert not progress.is_finished
 
 
 async def test_nothing_comes_after_the_end() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.add(delta(0, 1, finish=FinishReason.STOP))
     progress.add(delta(1, 2))
     assert await progress.take() == [delta(0, 1, finish=FinishReason.STOP)]
@@ -67,7 +68,7 @@ async def test_nothing_comes_after_the_end() -> None:
 
 
 async def test_an_end_without_tokens_is_told_once() -> None:
-    progress = Progress(1)
+    progress = TokenProgress(1)
     progress.add(delta(0, 1))
     await progress.take()
     progress.finish(0, FinishReason.STOP)
@@ -76,7 +77,7 @@ async def test_an_end_without_tokens_is_told_once() -> None:
 
 
 async def test_samples_are_apart() -> None:
-    progress = Progress(2)
+    progress = TokenProgress(2)
     progress.add(delta(0, 1, sequence=1, finish=FinishReason.STOP))
     assert not progress.is_finished
     progress.add(delta(0, 2))
@@ -85,11 +86,11 @@ async def test_samples_are_apart() -> None:
 
 def test_a_gap_is_never_papered_over() -> None:
     with pytest.raises(AssertionError):
-        Progress(1).add(delta(1, 5))
+        TokenProgress(1).add(delta(1, 5))
 
 
 async def test_what_comes_after_a_stop_string_is_dropped_however_much_it_is() -> None:
-    progress = Progress(2)
+    progress = TokenProgress(2)
     progress.add(TokenDelta(0, 0, (7,)))
     progress.finish(0, FinishReason.STOP)
     progress.add(TokenDelta(0, 1, (8,)))

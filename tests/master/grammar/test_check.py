@@ -8,7 +8,7 @@ import pytest
 
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import TOO_COMPLEX, TOO_SLOW, GrammarCheck
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 
 VALID = Grammar(GrammarKind.REGEX, "[a-z]+")
 

@@ -16,7 +16,7 @@ from master.parsing.mistral import MISTRAL, MISTRAL_ARRAY
 from master.parsing.reasoning import THINK
 from master.parsing.tool_choice import read_tool_choice
 from master.parsing.tool_definitions import read_tools
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 from tests.master.parsing.answers import Answer, Call, read
 
 TOOLS = read_tools(

@@ -7,7 +7,7 @@ import pytest
 from master.routing.router import missing_route, pick_decode, pick_first, pick_last_resort
 from master.routing.views import PromptView, WorkerView
 from protos.block_hash import extend_chain, root_hash
-from protos.messages import Role, Stage
+from protos.session_messages import Role, Stage
 
 PROMPT = tuple(range(20))
 

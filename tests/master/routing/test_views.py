@@ -4,7 +4,7 @@ import pytest
 
 from master.routing.views import PromptView, WorkerView
 from protos.block_hash import extend_chain, root_hash
-from protos.messages import Role
+from protos.session_messages import Role
 
 
 def worker(block_size: int = 4, model: str = "tiny", cached: tuple[bytes, ...] = ()) -> WorkerView:

@@ -8,17 +8,16 @@ from types import TracebackType
 import pytest
 
 from master.workers.session import Leg, WorkerSession
-from protos.messages import (
-    AttemptUpdate,
+from protos.sampling_messages import FinishReason, SamplingParams
+from protos.session_messages import (
     CacheEvents,
     Cancel,
     DecodeHere,
     Drain,
     ErrorCode,
-    FinishReason,
+    LegUpdate,
     LoadReport,
     Role,
-    SamplingParams,
     Stage,
     Start,
 )
@@ -32,7 +31,7 @@ class Opened:
 
     def __init__(self, worker: ScriptedWorker, silence_s: float = PATIENCE_S) -> None:
         self.changes = 0
-        self.updates: list[AttemptUpdate] = []
+        self.updates: list[LegUpdate] = []
         self.session = WorkerSession(
             "master", worker.name, worker.address, silence_s=silence_s, on_change=self._on_change
         )
@@ -62,7 +61,7 @@ async def test_a_session_opens_and_an_attempt_runs_on_it() -> None:
         await opened.until(is_usable=True)
         opened.begin(1)
         start = await worker.hear(Start)
-        assert (start.attempt, start.prompt_ids) == (1, (1, 2, 3, 4, 5))
+        assert (start.leg, start.prompt_ids) == (1, (1, 2, 3, 4, 5))
         assert opened.session.num_legs == 1
         worker.emits(start, 0, 8, finish=FinishReason.STOP)
         await soon(lambda: len(opened.updates) == 1)
@@ -106,7 +105,7 @@ async def test_updates_of_an_ended_leg_are_ignored() -> None:
         for start in starts:
             worker.emits(start, 0, 8)
         await soon(lambda: bool(opened.updates))
-        assert [update.attempt for update in opened.updates] == [other.start.attempt]
+        assert [update.leg for update in opened.updates] == [other.start.leg]
 
 
 async def test_a_worker_that_dies_fails_its_legs_and_is_found_again() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from master.workers.session import Leg
-from protos.messages import AttemptUpdate, Role, SamplingParams, Stage, Start
+from protos.sampling_messages import SamplingParams
+from protos.session_messages import LegUpdate, Role, Stage, Start
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient
 from registry.etcd.config import EtcdConfig
@@ -178,7 +179,7 @@ async def test_workers_listed_by_flag_need_no_registry() -> None:
         assert fleet.workers.session("nobody") is None
 
 
-def _note(updates: list[AttemptUpdate], _: Leg, update: AttemptUpdate) -> None:
+def _note(updates: list[LegUpdate], _: Leg, update: LegUpdate) -> None:
     updates.append(update)
 
 
@@ -188,7 +189,7 @@ async def test_closing_while_a_worker_dies_ends_all_sessions(tmp_path: Path) -> 
         async with ScriptedWorker("mix-0", Role.MIX) as worker, Fleet() as fleet:
             await fleet.join(worker)
             (session,) = fleet.workers.sessions
-            updates: list[AttemptUpdate] = []
+            updates: list[LegUpdate] = []
             start = Start(1, "req-1", Stage.WHOLE, (1,), SamplingParams())
             session.begin(start, partial(_note, updates), 1)
             dying = asyncio.create_task(worker.die())

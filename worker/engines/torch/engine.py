@@ -1,4 +1,4 @@
-"""The engine: one thread that owns the model, the block pool and every attempt.
+"""The engine: one thread that owns the model, the block pool and every leg.
 
     while not stopping:
         run the commands that came in
@@ -18,16 +18,17 @@ from functools import partial
 import torch
 
 from kvcache.block_pool import CacheEventKind
-from protos.messages import ErrorCode, LoadReport, Role, Start, TokenLogprobs
+from protos.sampling_messages import TokenLogprobs
+from protos.session_messages import ErrorCode, LoadReport, Role, Start
 from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.limits import EngineLimits
 from worker.engines.torch.runner import ModelRunner, StepLogits
 from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
-from worker.engines.torch.scheduler import Batch, Chunk, Scheduler
+from worker.engines.torch.scheduler import Chunk, Scheduler, StepBatch
 from worker.engines.torch.stats import EngineStats
 from worker.legs.leg import Link, Phase, Sequence
-from worker.legs.leg_life import Attempts
+from worker.legs.leg_life import Legs
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,7 @@ class Engine:
         self._is_stopping = False
         self._links: set[Link] = set()
         self._grammars = grammars
-        self._attempts = Attempts(
-            scheduler, port, limits, grammars, model_name, post=self._post, copy_block=runner.copy_block
-        )
+        self._legs = Legs(scheduler, port, limits, grammars, model_name, post=self._post, copy_block=runner.copy_block)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.stats = EngineStats()
         self.last_progress_s = time.monotonic()
@@ -70,15 +69,15 @@ class Engine:
         return self._scheduler.num_preemptions
 
     @property
-    def num_attempts(self) -> int:
-        """Attempts that run or still hold blocks."""
-        return self._attempts.num_unreleased
+    def num_legs(self) -> int:
+        """Legs that run or still hold blocks."""
+        return self._legs.num_unreleased
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End every attempt without telling its master why; returns when their blocks are released."""
+        """End every leg without telling its master why; returns when their blocks are released."""
         self._post(self._on_stop)
         self._thread.join()
         self._grammars.close()
@@ -96,18 +95,18 @@ class Engine:
         self._post(partial(self._on_detach, link))
 
     def begin(self, link: Link, start: Start) -> None:
-        self._post(partial(self._attempts.begin, link, start))
+        self._post(partial(self._legs.begin, link, start))
 
-    def cancel(self, link: Link, attempt: int, sequence: int | None) -> None:
-        """Unknown attempts are ignored: their end is on its way to the master."""
-        self._post(partial(self._attempts.cancel, link, attempt, sequence))
+    def cancel(self, link: Link, leg: int, sequence: int | None) -> None:
+        """Unknown legs are ignored: their end is on its way to the master."""
+        self._post(partial(self._legs.cancel, link, leg, sequence))
 
-    def decode_here(self, link: Link, attempt: int) -> None:
-        self._post(partial(self._attempts.decode_here, link, attempt))
+    def decode_here(self, link: Link, leg: int) -> None:
+        self._post(partial(self._legs.decode_here, link, leg))
 
     def drain(self) -> None:
-        """Refuse attempts from now on."""
-        self._post(self._attempts.drain)
+        """Refuse legs from now on."""
+        self._post(self._legs.drain)
 
     def _post(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -117,16 +116,16 @@ class Engine:
 
     def _run(self) -> None:
         can_run = False
-        while not (self._is_stopping and self._attempts.num_unreleased == 0):
+        while not (self._is_stopping and self._legs.num_unreleased == 0):
             if not can_run:
                 self._has_commands.wait(IDLE_WAIT_S)
             self._has_commands.clear()
             while self._commands:
                 self._commands.popleft()()
-            self._attempts.end_overdue(time.monotonic())
+            self._legs.end_overdue(time.monotonic())
             batch = self._scheduler.next_batch()
             for sequence in batch.admitted:
-                self._attempts.on_admitted(sequence)
+                self._legs.on_admitted(sequence)
             if batch.admitted:
                 self._publish()  # a decode worker can be chosen, and begin to pull, while this step computes
             if batch.chunks:
@@ -136,7 +135,7 @@ class Engine:
             self.load = self._measure_load()
             self._publish()
 
-    def _compute(self, batch: Batch) -> None:
+    def _compute(self, batch: StepBatch) -> None:
         started_s = time.monotonic()
         try:
             logits = self._runner.step(batch.chunks)
@@ -147,31 +146,31 @@ class Engine:
         except Exception as error:  # the model is not ours, and may raise anything
             logger.exception("a step of %d sequences failed", len(batch.chunks))
             for chunk in batch.chunks:
-                self._attempts.fail(chunk.sequence.attempt, ErrorCode.INTERNAL, f"engine step failed: {error}")
+                self._legs.fail(chunk.sequence.leg, ErrorCode.INTERNAL, f"engine step failed: {error}")
             return
         self.stats.count_step(batch.chunks, time.monotonic() - started_s)
         for index, chunk in enumerate(batch.chunks):
-            attempt, is_last = chunk.sequence.attempt, chunk.is_last
-            if attempt.phase is Phase.ENDED:
+            leg, is_last = chunk.sequence.leg, chunk.is_last
+            if leg.phase is Phase.ENDED:
                 continue  # another of its sequences failed in this step
             if index in prompt_logprobs:
-                self._attempts.report_prompt_logprobs(attempt, *prompt_logprobs[index])
+                self._legs.report_prompt_logprobs(leg, *prompt_logprobs[index])
             chosen = tokens.get(chunk.sequence, [])
             if isinstance(chosen, SamplingError):
                 # Its KV may be what is wrong: it must not get into the prefix cache.
-                self._attempts.fail(attempt, chosen.code, str(chosen))
+                self._legs.fail(leg, chosen.code, str(chosen))
                 continue
             self._scheduler.advance(chunk)
             if is_last:
-                self._attempts.take_tokens(chunk.sequence, chosen)
+                self._legs.take_tokens(chunk.sequence, chosen)
             else:
-                self._attempts.publish_blocks(attempt)
+                self._legs.publish_blocks(leg)
 
-    def _choose(self, batch: Batch, logits: StepLogits) -> dict[Sequence, list[SampledToken] | SamplingError]:
-        """The next token of each sequence that got its last chunk; after a shared prefill one for each sample."""
+    def _choose(self, batch: StepBatch, logits: StepLogits) -> dict[Sequence, list[SampledToken] | SamplingError]:
+        """The next token of each sequence that got its last chunk; after a shared prefill one for each sequence."""
         chosen: dict[Sequence, list[SampledToken] | SamplingError] = {}
         last = [chunk.sequence for chunk in batch.chunks if chunk.is_last]
-        takers = [[s] if s.attempt.is_prefilled else s.attempt.sequences for s in last]
+        takers = [[s] if s.leg.is_prefilled else s.leg.sequences for s in last]
         rows = [(index, taker) for index, group in enumerate(takers) for taker in group]
         if not rows:
             return chosen
@@ -185,7 +184,7 @@ class Engine:
         return chosen
 
     def _publish(self) -> None:
-        updates = self._attempts.take_updates()
+        updates = self._legs.take_updates()
         events = self._scheduler.pool.drain_events()
         if any(event.kind is CacheEventKind.RESET for event in events):
             events = []
@@ -204,12 +203,12 @@ class Engine:
 
     def _on_detach(self, link: Link) -> None:
         self._links.discard(link)
-        self._attempts.drop_link(link)
+        self._legs.drop_link(link)
 
     def _on_stop(self) -> None:
         self._is_stopping = True
-        self._attempts.drain()
-        self._attempts.end_all()
+        self._legs.drain()
+        self._legs.end_all()
 
     def _measure_load(self) -> LoadReport:
         pool = self._scheduler.pool
@@ -223,21 +222,21 @@ class Engine:
             steps=self.stats.num_steps,
             decode_step_s=self.stats.decode_step_s,
             prefill_tokens_per_s=self.stats.prefill_tokens_per_s,
-            exports=self._attempts.num_exports,
-            is_draining=self._attempts.is_draining,
+            exports=self._legs.num_exports,
+            is_draining=self._legs.is_draining,
             transfer=self._port.counters(),
         )
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
-    start = sequence.attempt.start
+    start = sequence.leg.start
     return SamplingRow(start.sampling, sequence.index, start.prompt_ids, sequence.output_ids, sequence.grammar)
 
 
 def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> tuple[int, list[TokenLogprobs]]:
     """(position of the first entry, entries); the prompt's first token has none, as nothing comes before it."""
     sequence = chunk.sequence
-    num_top = sequence.attempt.start.sampling.prompt_logprobs
+    num_top = sequence.leg.start.sampling.prompt_logprobs
     assert num_top is not None
     first = sequence.num_computed + 1
     entries = [token_logprobs(row, sequence.token_ids[first + offset], num_top) for offset, row in enumerate(logits)]

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from protos.messages import ErrorCode, Grammar
+from protos.sampling_messages import Grammar
+from protos.session_messages import ErrorCode
 from serving.grammar_source import grammar_problem, grammar_source, parser_limits
 from worker.engines.torch.grammar_tokenizer import GrammarTokenizerError, load_grammar_tokenizer
 from worker.engines.torch.sampler import SamplingError

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvcache.transfer.client import TransferClient
-from kvcache.transfer.counters import TransferCounters as SentCounters
+from kvcache.transfer.counters import ServerCounters
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.pull import Pull, TransferResult
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
-from protos.messages import KvSource, TransferCounters
+from protos.session_messages import TransferCounters
 
 logger = logging.getLogger(__name__)
 
@@ -46,22 +46,19 @@ class KvPort:
         return self._server.address
 
     @property
-    def sent(self) -> SentCounters:
+    def sent(self) -> ServerCounters:
         """What the transfer server counted."""
         return self._server.counters
 
-    def export(self, attempt: int, on_release: Callable[[ReleaseReason], None]) -> Export:
-        return self._server.open(attempt, on_release)
+    def export(self, leg: int, on_release: Callable[[ReleaseReason], None]) -> Export:
+        return self._server.open(leg, on_release)
 
     def pull(
-        self, source: KvSource, num_skip: int, blocks: Sequence[int], on_end: Callable[[PullOutcome], None]
+        self, handle: KvHandle, num_skip: int, blocks: Sequence[int], on_end: Callable[[PullOutcome], None]
     ) -> Pull:
-        """Begin to pull; `on_end` is called once, and from then on nothing writes into `blocks`.
-
-        Raises ValueError for a source that is malformed.
-        """
-        pull = self._client.pull(kv_handle(source), num_skip, blocks)
-        self._pullers.submit(self._run, source.attempt, pull, on_end)
+        """Begin to pull; `on_end` is called once, and from then on nothing writes into `blocks`."""
+        pull = self._client.pull(handle, num_skip, blocks)
+        self._pullers.submit(self._run, handle.leg, pull, on_end)
         return pull
 
     def counters(self) -> TransferCounters:
@@ -86,7 +83,7 @@ class KvPort:
         self._pullers.shutdown(wait=True, cancel_futures=False)
         self._server.close()
 
-    def _run(self, attempt: int, pull: Pull, on_end: Callable[[PullOutcome], None]) -> None:
+    def _run(self, leg: int, pull: Pull, on_end: Callable[[PullOutcome], None]) -> None:
         outcome: PullOutcome
         try:
             outcome = pull.run()
@@ -94,7 +91,7 @@ class KvPort:
             outcome = error
         except Exception as error:
             # Whatever it was, the blocks are released only when `on_end` is called.
-            logger.exception("pull of attempt %d broke", attempt)
+            logger.exception("pull of leg %d broke", leg)
             outcome = TransferError(TransferFailure.UNREACHABLE, f"pull broke: {error!r}")
         with self._lock:
             self._received = _count(self._received, outcome)
@@ -104,16 +101,6 @@ class KvPort:
                     times.num_pulls + 1, times.total_s + outcome.duration_s, times.wait_s + outcome.wait_s
                 )
         on_end(outcome)
-
-
-def kv_handle(source: KvSource) -> KvHandle:
-    """Raises ValueError for a source that is malformed."""
-    return KvHandle(source.address, source.token, source.attempt, source.epoch, source.layout_fingerprint)
-
-
-def kv_source(export: Export) -> KvSource:
-    handle = export.handle
-    return KvSource(handle.address, handle.token, handle.attempt, handle.epoch, handle.layout)
 
 
 def _count(counters: TransferCounters, outcome: PullOutcome) -> TransferCounters:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos.messages import ErrorCode, Failure, SamplingParams, Stage, Start
+from protos.sampling_messages import SamplingParams
+from protos.session_messages import ErrorCode, Failure, Stage, Start
 
 MAX_LOGPROBS = 20  # most likely tokens reported for each position, as the master allows
 
@@ -21,10 +22,10 @@ class EngineLimits:
     max_queued: int
 
     def refusal(self, start: Start) -> Failure | None:
-        """Why this attempt could never run here. The master checked most of it; a worker trusts nobody."""
+        """Why this leg could never run here. The master checked most of it; a worker trusts nobody."""
         num_tokens = len(start.prompt_ids) + len(start.output_ids)
-        if start.stage is Stage.DECODE and start.kv_source is None:
-            return _invalid("kv_source: unset, there is nowhere to pull from")
+        if start.stage is Stage.DECODE and start.kv_handle is None:
+            return _invalid("kv_handle: unset, there is nowhere to pull from")
         if not start.prompt_ids:
             return _invalid("prompt_ids: empty")
         if math.isnan(start.time_limit_s):

@@ -12,9 +12,9 @@ _SEEDS = 2**64
 
 
 def uniform(seed: int, sequence: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits for the token at `position` of the output of sample `sequence`.
+    """A number in [0, 1) with 53 random bits for the token at `position` of the output of sequence `sequence`.
 
-    Sample i of a request with seed s is sample 0 of one with seed s + i, as in vLLM.
+    Sequence i of a request with seed s is sequence 0 of one with seed s + i, as in vLLM.
     """
     place = _PLACE.pack((seed + sequence) % _SEEDS, position)
     digest = hashlib.blake2b(place, digest_size=8, person=b"pdserve-sample")

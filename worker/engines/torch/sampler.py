@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from protos.messages import ErrorCode, SamplingParams, TokenLogprobs
+from protos.sampling_messages import SamplingParams, TokenLogprobs
+from protos.session_messages import ErrorCode
 from worker.engines.torch.randomness import uniform
 
 _FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting a vocabulary is slow

@@ -27,7 +27,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StepBatch:
     """`chunks` to compute now; `admitted` sequences got their blocks just now, those that pull among them."""
 
     chunks: tuple[Chunk, ...]
@@ -67,14 +67,14 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, of waiting and running sequences."""
-        waiting = sum(s.num_uncomputed for _, s in self._waiting if not s.attempt.is_pull)
+        waiting = sum(s.num_uncomputed for _, s in self._waiting if not s.leg.is_pull)
         return waiting + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence to be computed, or pulled if its attempt says so."""
+        """Queue a sequence to be computed, or pulled if its leg says so."""
         heapq.heappush(self._waiting, (sequence.order, sequence))
 
-    def next_batch(self) -> Batch:
+    def next_batch(self) -> StepBatch:
         """What to compute now. Reserves blocks and may preempt; empty when nothing can run before something ends."""
         budget = self._max_tokens_per_step
         chunks: list[Chunk] = []
@@ -97,7 +97,7 @@ class Scheduler:
             admitted.append(sequence)
             if sequence in self._running:
                 budget -= self._add_chunk(chunks, sequence, budget)
-        return Batch(tuple(chunks), tuple(admitted))
+        return StepBatch(tuple(chunks), tuple(admitted))
 
     def advance(self, chunk: Chunk) -> None:
         """The chunk's KV is in the pool now: count it, and name the blocks it filled for the prefix cache."""
@@ -169,10 +169,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Reserve the blocks of all its tokens, reusing cached ones; False when they are not there."""
-        attempt = sequence.attempt
+        leg = sequence.leg
         # The last token is always computed, for its logits; what is pulled needs none.
-        num_reusable = sequence.num_tokens if attempt.is_pull else sequence.num_tokens - 1
-        if attempt.wants_prompt_logprobs:
+        num_reusable = sequence.num_tokens if leg.is_pull else sequence.num_tokens - 1
+        if leg.wants_prompt_logprobs:
             num_reusable = 0  # they need the logits of every position
         matched = self.pool.match(sequence.chain(num_reusable, self.block_size))
         num_blocks = -(-sequence.num_tokens // self.block_size)
@@ -185,7 +185,7 @@ class Scheduler:
         sequence.blocks = matched + self.pool.allocate(missing)
         sequence.num_computed = len(matched) * self.block_size
         sequence.num_committed = len(matched)
-        if attempt.is_pull:
+        if leg.is_pull:
             self._pulling.add(sequence)
         else:
             self.run(sequence)
@@ -206,7 +206,7 @@ class Scheduler:
 
     def _preemptible(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences whose blocks nobody else reads. One that grows is decoding, so it is among them."""
-        return [s for s in self._running if s is sequence or s.attempt.export is None]
+        return [s for s in self._running if s is sequence or s.leg.export is None]
 
     def _preempt(self, sequence: Sequence) -> None:
         del self._running[sequence]

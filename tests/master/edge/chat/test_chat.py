@@ -6,7 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from master.output import Timeline
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 from tests.http_service import MODEL, REPLY, HttpEdge
 
 PATH = "/v1/chat/completions"

@@ -12,7 +12,7 @@ from master.edge.http.config import HttpConfig
 from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
-from protos.messages import GrammarKind
+from protos.sampling_messages import GrammarKind
 from tests.http_service import BOS, MODEL, HttpEdge, HttpService, serving
 from tests.scripted_text import says
 

@@ -29,7 +29,7 @@ async def test_instances_are_listed_with_load_and_readiness(
     (instance,) = response.instances
     assert (instance.name, instance.role, instance.incarnation) == ("prefill-0", session_pb2.ROLE_PREFILL, 3)
     assert (instance.load.held_blocks, instance.load.transfer.blocks_skipped) == (36, 73)
-    assert (instance.num_blocks, instance.cached_blocks_known, instance.attempts_in_flight) == (96, 12, 9)
+    assert (instance.num_blocks, instance.cached_blocks_known, instance.legs_in_flight) == (96, 12, 9)
     assert (response.is_ready, response.not_ready_reason) == (True, "")
     service.reason = "no decode worker"
     response = await list_instances(cluster_pb2.ListInstancesRequest(), timeout=TIMEOUT_S)

@@ -8,7 +8,7 @@ import pytest
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
 from protos.inference_pb2_grpc import InferenceStub
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 from tests.grpc_calls import all_of, failure_of
 from tests.scripted_service import ScriptedService, serving
 

@@ -13,7 +13,7 @@ from master.edge.grpc.server import GrpcServer
 from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
-from protos.messages import FinishReason, GrammarKind
+from protos.sampling_messages import FinishReason, GrammarKind
 from tests.http_service import HttpService
 from tests.scripted_text import says
 

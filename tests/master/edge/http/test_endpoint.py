@@ -15,7 +15,7 @@ from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
-from protos.messages import FinishReason
+from protos.sampling_messages import FinishReason
 from tests.http_client import Connection, each_event, events
 from tests.http_service import HttpEdge, HttpService, Script, serving
 

@@ -16,7 +16,7 @@ from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
 from master.request import GenerationRequest
-from protos.messages import Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 from tests.http_client import Response
 from tests.http_service import MODEL, REPLY, HttpEdge, HttpService, serving
 from tests.scripted_text import says

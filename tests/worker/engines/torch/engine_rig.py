@@ -13,23 +13,11 @@ from kvcache.block_pool import CacheEvent, CacheEventKind
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.server import TransferServer
-from protos.messages import (
-    AttemptUpdate,
-    Failure,
-    FinishReason,
-    KvSource,
-    Prefilled,
-    SamplingParams,
-    Stage,
-    Start,
-    Started,
-    TokenLogprobs,
-    Transferred,
-)
+from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
+from protos.session_messages import Failure, LegUpdate, Prefilled, Stage, Start, Started, Transferred
 from tests.cluster import eventually
 from tests.worker.engines.torch.reference import prompt
 from worker.config import WorkerConfig
-from worker.engines.torch.kv_transfer import kv_source
 from worker.engines.torch.parts import build_engine
 
 HOST = "127.0.0.1"
@@ -42,7 +30,7 @@ SEEDED = SamplingParams(max_tokens=20, temperature=1.0, top_p=0.95, seed=7)
 
 @dataclass
 class Outcome:
-    """Everything a master was told about one attempt."""
+    """Everything a master was told about one leg."""
 
     num_updates: int = 0
     started: Started | None = None
@@ -56,9 +44,9 @@ class Outcome:
     first_position: int | None = None  # of the first token told
     ended: bool = False  # nothing is held for it
 
-    def add(self, update: AttemptUpdate) -> None:
+    def add(self, update: LegUpdate) -> None:
         self.ended |= update.ended
-        if update == AttemptUpdate(update.attempt, ended=True):
+        if update == LegUpdate(update.leg, ended=True):
             return
         assert self.failure is None, f"{update} came after {self.failure}"
         self.num_updates += 1
@@ -80,9 +68,9 @@ class Outcome:
                 self.finish_reasons[delta.sequence] = delta.finish_reason
 
     @property
-    def kv_source(self) -> KvSource:
-        assert self.started is not None and self.started.kv_source is not None
-        return self.started.kv_source
+    def kv_handle(self) -> bytes:
+        assert self.started is not None and self.started.kv_handle is not None
+        return self.started.kv_handle
 
 
 class Master:
@@ -91,12 +79,12 @@ class Master:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._outcomes: dict[int, Outcome] = {}
-        self._react: Callable[[AttemptUpdate], None] | None = None
+        self._react: Callable[[LegUpdate], None] | None = None
         self.problem: AssertionError | None = None  # found on the engine thread, raised on the test's
         self.cached: set[bytes] = set()
         self.num_snapshots = 0
 
-    def deliver(self, updates: Sequence[AttemptUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def deliver(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
         with self._changed:
             try:
                 self._take(updates, cache_events)
@@ -107,9 +95,9 @@ class Master:
             if self._react is not None:
                 self._react(update)
 
-    def _take(self, updates: Sequence[AttemptUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def _take(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
         for update in updates:
-            self._outcomes.setdefault(update.attempt, Outcome()).add(update)
+            self._outcomes.setdefault(update.leg, Outcome()).add(update)
         for event in cache_events:
             assert event.hash is not None
             assert (event.hash in self.cached) is (event.kind is CacheEventKind.REMOVED), f"{event} changes nothing"
@@ -119,14 +107,14 @@ class Master:
         self.cached = set(hashes)
         self.num_snapshots += 1
 
-    def on_update(self, react: Callable[[AttemptUpdate], None]) -> None:
+    def on_update(self, react: Callable[[LegUpdate], None]) -> None:
         self._react = react
 
-    def once(self, condition: Callable[[AttemptUpdate], bool], act: Callable[[AttemptUpdate], None]) -> None:
+    def once(self, condition: Callable[[LegUpdate], bool], act: Callable[[LegUpdate], None]) -> None:
         """Acts between the step in which the condition came to hold and the next one."""
         is_done = False
 
-        def react(update: AttemptUpdate) -> None:
+        def react(update: LegUpdate) -> None:
             nonlocal is_done
             if not is_done and condition(update):
                 is_done = True
@@ -134,14 +122,14 @@ class Master:
 
         self.on_update(react)
 
-    def outcome(self, attempt: int) -> Outcome:
+    def outcome(self, leg: int) -> Outcome:
         with self._changed:
-            return self._outcomes.setdefault(attempt, Outcome())
+            return self._outcomes.setdefault(leg, Outcome())
 
-    def wait(self, attempt: int, condition: Callable[[Outcome], bool]) -> Outcome:
-        """The attempt's outcome as soon as the condition holds."""
+    def wait(self, leg: int, condition: Callable[[Outcome], bool]) -> Outcome:
+        """The leg's outcome as soon as the condition holds."""
         with self._changed:
-            outcome = self._outcomes.setdefault(attempt, Outcome())
+            outcome = self._outcomes.setdefault(leg, Outcome())
             is_there = self._changed.wait_for(lambda: self.problem is not None or condition(outcome), PATIENCE_S)
             if self.problem is not None:
                 raise self.problem
@@ -149,13 +137,11 @@ class Master:
             return outcome
 
     def result(self, start: Start) -> Outcome:
-        """When every sequence is finished, or the attempt failed."""
-        return self.wait(
-            start.attempt, lambda o: o.failure is not None or len(o.finish_reasons) == len(start.sequences)
-        )
+        """When every sequence is finished, or the leg failed."""
+        return self.wait(start.leg, lambda o: o.failure is not None or len(o.finish_reasons) == len(start.sequences))
 
-    def failure(self, attempt: int) -> Failure:
-        failure = self.wait(attempt, lambda o: o.failure is not None).failure
+    def failure(self, leg: int) -> Failure:
+        failure = self.wait(leg, lambda o: o.failure is not None).failure
         assert failure is not None
         return failure
 
@@ -202,9 +188,9 @@ class Node:
             assert self.pool.num_held == 0, f"{self.pool.num_held} blocks are held after stop"
 
     def quiesce(self) -> None:
-        """Waits until no attempt is left; checks that no block, export or queued sequence is either."""
+        """Waits until no leg is left; checks that no block, export or queued sequence is either."""
         self.flush()
-        eventually(lambda: self.engine.num_attempts == 0, "every attempt is released")
+        eventually(lambda: self.engine.num_legs == 0, "every leg is released")
         self.flush()
         self.pool.check()
         load = self.engine.load
@@ -224,12 +210,12 @@ class Node:
         priority: int = 0,
         cache_salt: str = "",
         time_limit_s: float = 60.0,
-        kv_source: KvSource | None = None,
+        kv_handle: bytes | None = None,
     ) -> Start:
-        """Begin an attempt."""
+        """Begin a leg."""
         number = next(self._numbers)
         start = Start(
-            attempt=number,
+            leg=number,
             request_id=f"request-{number}",
             stage=stage,
             prompt_ids=tuple(prompt_ids),
@@ -239,7 +225,7 @@ class Node:
             priority=priority,
             cache_salt=cache_salt,
             time_limit_s=time_limit_s,
-            kv_source=kv_source,
+            kv_handle=kv_handle,
         )
         self.engine.begin(self.master, start)
         return start
@@ -253,14 +239,14 @@ class Node:
         sequences: tuple[int, ...] = (0,),
         cache_salt: str = "",
     ) -> Outcome:
-        """A whole attempt; it must not fail."""
+        """A whole leg; it must not fail."""
         start = self.start(prompt_ids, sampling, output_ids=output_ids, sequences=sequences, cache_salt=cache_salt)
         outcome = self.master.result(start)
         assert outcome.failure is None, outcome.failure
         return outcome
 
     def cancel(self, start: Start, sequence: int | None = None) -> None:
-        self.engine.cancel(self.master, start.attempt, sequence)
+        self.engine.cancel(self.master, start.leg, sequence)
 
     def flush(self) -> None:
         """Returns when everything asked of the engine before has been done."""
@@ -284,7 +270,7 @@ def hand_off(
     first = prefill.start(
         prompt_ids, sampling, Stage.PREFILL, output_ids=output_ids, sequences=sequences, cache_salt=cache_salt
     )
-    source = prefill.master.wait(first.attempt, lambda o: o.started is not None).kv_source
+    source = prefill.master.wait(first.leg, lambda o: o.started is not None).kv_handle
     second = decode.start(
         prompt_ids,
         sampling,
@@ -292,18 +278,18 @@ def hand_off(
         output_ids=output_ids,
         sequences=sequences,
         cache_salt=cache_salt,
-        kv_source=source,
+        kv_handle=source,
     )
     decoded = decode.master.result(second)
     assert decoded.failure is None, decoded.failure
-    prefilled = prefill.master.wait(first.attempt, lambda o: len(o.token_ids) == len(sequences))
+    prefilled = prefill.master.wait(first.leg, lambda o: len(o.token_ids) == len(sequences))
     return prefilled, decoded
 
 
 def offer(node: Node, sampling: SamplingParams = GREEDY, sequences: tuple[int, ...] = (0,)) -> Start:
-    """An attempt whose prefill is complete and whose KV waits to be pulled."""
+    """A leg whose prefill is complete and whose KV waits to be pulled."""
     start = node.start(prompt(40), sampling, Stage.PREFILL, sequences=sequences)
-    node.master.wait(start.attempt, lambda o: len(o.token_ids) == len(sequences))
+    node.master.wait(start.leg, lambda o: len(o.token_ids) == len(sequences))
     return start
 
 
@@ -323,6 +309,6 @@ class ForeignPrefill:
     def __exit__(self, *error: object) -> None:
         self.server.close()
 
-    def open(self) -> tuple[Export, KvSource]:
+    def open(self) -> tuple[Export, bytes]:
         export = self.server.open(1, self.released.put)
-        return export, kv_source(export)
+        return export, export.handle.encode()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.messages import AttemptUpdate, FinishReason, Stage
+from protos.sampling_messages import FinishReason
+from protos.session_messages import LegUpdate, Stage
 from tests.checkpoints import Family
 from tests.cluster import eventually
 from tests.worker.engines.torch.engine_rig import (
@@ -23,7 +24,7 @@ from tests.worker.engines.torch.engine_rig import (
 )
 from tests.worker.engines.torch.reference import Reference, prompt
 from worker.legs.hand_off import FirstToken, make_record
-from worker.legs.leg import Attempt
+from worker.legs.leg import Leg
 
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 100, 150)
 CHUNKS = (16, 64, 512)
@@ -142,8 +143,8 @@ def test_sixteen_hand_offs_at_once(pair: tuple[Node, Node], tiny_llama: Path, re
     firsts = [prefill.start(prompt(5 + 7 * index, 6), stage=Stage.PREFILL) for index in range(16)]
     seconds = []
     for first in firsts:
-        source = prefill.master.wait(first.attempt, lambda o: o.started is not None).kv_source
-        seconds.append(decode.start(first.prompt_ids, stage=Stage.DECODE, kv_source=source))
+        source = prefill.master.wait(first.leg, lambda o: o.started is not None).kv_handle
+        seconds.append(decode.start(first.prompt_ids, stage=Stage.DECODE, kv_handle=source))
     for second in seconds:
         outcome = decode.master.result(second)
         assert outcome.token_ids[0] == reference(tiny_llama).greedy(second.prompt_ids, 20)
@@ -160,7 +161,7 @@ def test_samples_share_one_prefill(llama: Node) -> None:
     assert outcome.finish_reasons == dict.fromkeys(range(3), FinishReason.LENGTH)
 
 
-def test_a_resumed_attempt_continues_where_the_first_one_stood(pair: tuple[Node, Node], llama: Node) -> None:
+def test_a_resumed_leg_continues_where_the_first_one_stood(pair: tuple[Node, Node], llama: Node) -> None:
     ids = prompt(50, 8)
     for sampling in (GREEDY, SEEDED):
         complete = llama.run(ids, sampling, sequences=(2,)).token_ids[2]
@@ -255,12 +256,12 @@ def test_the_first_token_ends_the_request_without_a_transfer(pair: tuple[Node, N
     sampling = dataclasses.replace(GREEDY, stop_token_ids=(end,))
     # a salt, so that the prompt takes several chunks again and the decode worker is there before they are computed
     first = prefill.start(ids, sampling, Stage.PREFILL, cache_salt="again")
-    source = prefill.master.wait(first.attempt, lambda o: o.started is not None).kv_source
-    second = decode.start(ids, sampling, Stage.DECODE, cache_salt="again", kv_source=source)
+    source = prefill.master.wait(first.leg, lambda o: o.started is not None).kv_handle
+    second = decode.start(ids, sampling, Stage.DECODE, cache_salt="again", kv_handle=source)
     outcome = prefill.master.result(first)
     assert (outcome.token_ids, outcome.finish_reasons) == ({0: [end]}, {0: FinishReason.STOP})
     decode.quiesce()
-    silent = decode.master.outcome(second.attempt)
+    silent = decode.master.outcome(second.leg)
     assert (silent.token_ids, silent.failure, silent.transferred) == ({}, None, None)
 
 
@@ -291,7 +292,7 @@ def test_one_token_opens_no_export(pair: tuple[Node, Node]) -> None:
     prefill, _ = pair
     start = prefill.start(prompt(40, 20), dataclasses.replace(GREEDY, max_tokens=1), Stage.PREFILL)
     outcome = prefill.master.result(start)
-    assert outcome.started is not None and outcome.started.kv_source is None
+    assert outcome.started is not None and outcome.started.kv_handle is None
     assert outcome.finish_reasons == {0: FinishReason.LENGTH}
     prefill.quiesce()
     assert sum(prefill.parts.port.sent.released.values()) == 0
@@ -322,21 +323,21 @@ def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: N
     """A pull's end and the new master reach the engine at the same time."""
     may_go_on, is_held = threading.Event(), threading.Event()
 
-    def hold(_: AttemptUpdate) -> None:
+    def hold(_: LegUpdate) -> None:
         is_held.set()
         may_go_on.wait(PATIENCE_S)
 
     late = Master()
     with ForeignPrefill(decode) as foreign:
         export, source = foreign.open()
-        pulling = decode.start(prompt(40), stage=Stage.DECODE, kv_source=source)
-        decode.master.wait(pulling.attempt, lambda o: o.started is not None)
+        pulling = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
+        decode.master.wait(pulling.leg, lambda o: o.started is not None)
         decode.master.once(lambda update: True, hold)
         decode.start(prompt(5))
         assert is_held.wait(PATIENCE_S)
         export.publish([0, 1, 2])
         record = [FirstToken(0, 5, None)]
-        export.seal(make_record(Attempt(pulling, late, 1, decode.parts.loaded.name, 0.0), record))
+        export.seal(make_record(Leg(pulling, late, 1, decode.parts.loaded.name, 0.0), record))
         eventually(lambda: len(decode.engine._commands) == 1, "the pull has ended")
         decode.engine.attach(late)
         may_go_on.set()
@@ -350,7 +351,7 @@ def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: N
 def test_load_says_what_is_going_on(tiny_llama: Path) -> None:
     with Node(tiny_llama, max_num_seqs=1) as node:
         first = node.start(prompt(40, 25), stage=Stage.PREFILL)
-        node.master.wait(first.attempt, lambda o: bool(o.token_ids))
+        node.master.wait(first.leg, lambda o: bool(o.token_ids))
         node.flush()
         load = node.engine.load
         assert (load.exports, load.held_blocks, load.available_blocks) == (1, 3, 197)

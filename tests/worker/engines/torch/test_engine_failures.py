@@ -1,19 +1,22 @@
-"""What goes wrong: transfers, peers, time, steps. The attempt fails, no token is wrong, and nothing is left behind."""
+"""What goes wrong: transfers, peers, time, steps. The leg fails, no token is wrong, and nothing is left behind."""
 
 import dataclasses
 import secrets
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from kvcache.transfer.export import ReleaseReason
-from protos.messages import ErrorCode, KvSource, SamplingParams, Stage, Start
+from kvcache.transfer.handle import KvHandle
+from protos.sampling_messages import SamplingParams
+from protos.session_messages import ErrorCode, Stage, Start
 from tests.cluster import eventually
 from tests.worker.engines.torch.engine_rig import BLOCK_SIZE, GREEDY, PATIENCE_S, ForeignPrefill, Master, Node, offer
 from tests.worker.engines.torch.reference import prompt
 from worker.legs.hand_off import FirstToken, make_record
-from worker.legs.leg import Attempt
+from worker.legs.leg import Leg
 
 LONG = dataclasses.replace(GREEDY, max_tokens=500)
 
@@ -22,31 +25,35 @@ LONG = dataclasses.replace(GREEDY, max_tokens=500)
 
 
 def expect_transfer_failure(node: Node, start: Start) -> None:
-    failure = node.master.failure(start.attempt)
+    failure = node.master.failure(start.leg)
     assert failure.code is ErrorCode.TRANSFER_FAILED, failure
-    outcome = node.master.outcome(start.attempt)
+    outcome = node.master.outcome(start.leg)
     assert (outcome.token_ids, outcome.transferred) == ({}, None)
     node.quiesce()
 
 
-def forged(source: KvSource) -> dict[str, KvSource]:
-    return {
-        "token": dataclasses.replace(source, token=secrets.token_bytes(16)),
-        "attempt": dataclasses.replace(source, attempt=source.attempt + 1),
-        "epoch": dataclasses.replace(source, epoch=source.epoch ^ 1),
-        "layout": dataclasses.replace(source, layout_fingerprint=secrets.token_bytes(16)),
-        "port": dataclasses.replace(source, address="127.0.0.1:1"),
-        "host name": dataclasses.replace(source, address=f"{'x' * 300}:1"),
-        "not an address": dataclasses.replace(source, address="nowhere"),
-        "short token": dataclasses.replace(source, token=b"short"),
+def forged(encoded: bytes) -> dict[str, bytes]:
+    handle = KvHandle.decode(encoded)
+    fields = msgspec.msgpack.decode(encoded)
+    others = {
+        "token": {"token": secrets.token_bytes(16)},
+        "leg": {"leg": handle.leg + 1},
+        "epoch": {"epoch": handle.epoch ^ 1},
+        "layout": {"layout": secrets.token_bytes(16)},
+        "port": {"address": "127.0.0.1:1"},
+        "host name": {"address": f"{'x' * 300}:1"},
+        "not an address": {"address": "nowhere"},
+        "short token": {"token": b"short"},
     }
+    forgeries = {what: msgspec.msgpack.encode(fields | other) for what, other in others.items()}
+    return forgeries | {"not a handle": b"no handle"}
 
 
-@pytest.mark.parametrize("what", forged(KvSource("127.0.0.1:1", bytes(16), 1, 1, bytes(16))))
+@pytest.mark.parametrize("what", forged(KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16)).encode()))
 def test_a_forged_source_gets_nothing(node: Node, decode: Node, what: str) -> None:
     first = offer(node)
-    source = forged(node.master.outcome(first.attempt).kv_source)[what]
-    second = decode.start(first.prompt_ids, stage=Stage.DECODE, kv_source=source)
+    source = forged(node.master.outcome(first.leg).kv_handle)[what]
+    second = decode.start(first.prompt_ids, stage=Stage.DECODE, kv_handle=source)
     expect_transfer_failure(decode, second)
     assert decode.run(prompt(40)).failure is None
     node.cancel(first)
@@ -55,21 +62,21 @@ def test_a_forged_source_gets_nothing(node: Node, decode: Node, what: str) -> No
 @pytest.mark.parametrize("what", ["prompt", "salt", "sequences"])
 def test_kv_of_another_request_is_never_used(node: Node, decode: Node, what: str) -> None:
     first = offer(node)
-    source = node.master.outcome(first.attempt).kv_source
+    source = node.master.outcome(first.leg).kv_handle
     second = decode.start(
         prompt(40, 1) if what == "prompt" else first.prompt_ids,
         stage=Stage.DECODE,
         cache_salt="other" if what == "salt" else "",
         sequences=(1,) if what == "sequences" else (0,),
-        kv_source=source,
+        kv_handle=source,
     )
     expect_transfer_failure(decode, second)
     assert decode.pool.snapshot() == []
 
 
 def record_of(start: Start, token_id: int, model: str) -> bytes:
-    attempt = Attempt(start, Master(), 1, model, 0.0)
-    return make_record(attempt, [FirstToken(0, token_id, None)])
+    leg = Leg(start, Master(), 1, model, 0.0)
+    return make_record(leg, [FirstToken(0, token_id, None)])
 
 
 def test_a_prefill_worker_that_keeps_to_everything(decode: Node) -> None:
@@ -77,7 +84,7 @@ def test_a_prefill_worker_that_keeps_to_everything(decode: Node) -> None:
     with ForeignPrefill(decode) as foreign:
         export, source = foreign.open()
         export.publish([0, 1, 2])
-        second = decode.start(prompt(40), stage=Stage.DECODE, kv_source=source)
+        second = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
         export.seal(record_of(second, 5, decode.parts.loaded.name))
         assert decode.master.result(second).token_ids[0][0] == 5
         assert foreign.released.get(timeout=PATIENCE_S) is ReleaseReason.ACKNOWLEDGED
@@ -88,8 +95,8 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
     with ForeignPrefill(decode) as foreign:
         export, source = foreign.open()
         export.publish([0, 1])
-        second = decode.start(prompt(40), stage=Stage.DECODE, kv_source=source)
-        decode.master.wait(second.attempt, lambda o: o.started is not None)
+        second = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
+        decode.master.wait(second.leg, lambda o: o.started is not None)
         if what == "aborted":
             export.abort("no longer wanted")
         elif what == "closed":
@@ -108,13 +115,13 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
 def test_nobody_takes_the_kv_before_its_lease_ends(tiny_llama: Path) -> None:
     with Node(tiny_llama, kv_lease_s=0.2) as node:
         start = offer(node)
-        failure = node.master.failure(start.attempt)
+        failure = node.master.failure(start.leg)
         assert failure.code is ErrorCode.TRANSFER_FAILED and "expired" in failure.message
         node.quiesce()
-        source = node.master.outcome(start.attempt).kv_source
+        source = node.master.outcome(start.leg).kv_handle
         with Node(tiny_llama) as late:
-            second = late.start(start.prompt_ids, stage=Stage.DECODE, kv_source=source)
-            assert "lease" in late.master.failure(second.attempt).message
+            second = late.start(start.prompt_ids, stage=Stage.DECODE, kv_handle=source)
+            assert "lease" in late.master.failure(second.leg).message
 
 
 def test_the_decode_worker_goes_away_while_it_pulls(tiny_llama: Path) -> None:
@@ -122,32 +129,32 @@ def test_the_decode_worker_goes_away_while_it_pulls(tiny_llama: Path) -> None:
         gone = Node(tiny_llama)
         with gone:
             first = node.start(prompt(400), stage=Stage.PREFILL)
-            source = node.master.wait(first.attempt, lambda o: o.started is not None).kv_source
-            second = gone.start(first.prompt_ids, stage=Stage.DECODE, kv_source=source)
-            gone.master.wait(second.attempt, lambda o: o.started is not None)
+            source = node.master.wait(first.leg, lambda o: o.started is not None).kv_handle
+            second = gone.start(first.prompt_ids, stage=Stage.DECODE, kv_handle=source)
+            gone.master.wait(second.leg, lambda o: o.started is not None)
             gone.close()
         node.quiesce()
-        outcome = node.master.outcome(first.attempt)
+        outcome = node.master.outcome(first.leg)
         assert outcome.failure is None or outcome.failure.code is ErrorCode.TRANSFER_FAILED
 
 
 def test_not_finished_in_time(tiny_llama: Path) -> None:
     with Node(tiny_llama, max_num_seqs=1) as node:
         limit = node.start(prompt(40), LONG, Stage.PREFILL, time_limit_s=0.3)
-        failure = node.master.failure(limit.attempt)
+        failure = node.master.failure(limit.leg)
         assert failure.code is ErrorCode.DEADLINE_EXCEEDED and "0.3 s" in failure.message
         node.quiesce()
         running = node.start(prompt(10), dataclasses.replace(GREEDY, max_tokens=1500))
         queued = node.start(prompt(10), time_limit_s=0.0)
-        assert node.master.failure(queued.attempt).code is ErrorCode.DEADLINE_EXCEEDED
+        assert node.master.failure(queued.leg).code is ErrorCode.DEADLINE_EXCEEDED
         node.cancel(running)
 
 
 def test_not_pulled_in_time(decode: Node) -> None:
     with ForeignPrefill(decode) as foreign:
         _, source = foreign.open()
-        start = decode.start(prompt(40), stage=Stage.DECODE, kv_source=source, time_limit_s=0.3)
-        assert decode.master.failure(start.attempt).code is ErrorCode.DEADLINE_EXCEEDED
+        start = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source, time_limit_s=0.3)
+        assert decode.master.failure(start.leg).code is ErrorCode.DEADLINE_EXCEEDED
         decode.quiesce()
 
 
@@ -160,9 +167,9 @@ def test_a_master_that_leaves_takes_its_attempts_along(tiny_llama: Path) -> None
         mine = node.start(prompt(20), LONG)
         stages = (Stage.PREFILL, Stage.DECODE, Stage.WHOLE, Stage.WHOLE)
         for number, stage in enumerate(stages, start=100):
-            kv_source = source if stage is Stage.DECODE else None
+            kv_handle = source if stage is Stage.DECODE else None
             sampling = dataclasses.replace(GREEDY, max_tokens=1500)
-            start = Start(number, "r", stage, prompt(40), sampling, kv_source=kv_source)
+            start = Start(number, "r", stage, prompt(40), sampling, kv_handle=kv_handle)
             node.engine.begin(leaving, start)
         leaving.wait(100, lambda o: bool(o.token_ids))
         node.engine.detach(leaving)
@@ -170,7 +177,7 @@ def test_a_master_that_leaves_takes_its_attempts_along(tiny_llama: Path) -> None
         num_told = [leaving.outcome(number).num_updates for number in (100, 101, 102, 103)]
         assert len(node.master.result(mine).token_ids[0]) == 500
         assert num_told == [leaving.outcome(number).num_updates for number in (100, 101, 102, 103)]
-        eventually(lambda: node.engine.num_attempts == 1, "only what was handed off is left")
+        eventually(lambda: node.engine.num_legs == 1, "only what was handed off is left")
         node.cancel(begun)
 
 
@@ -181,15 +188,15 @@ def test_stop_returns_whatever_goes_on(tiny_llama: Path, phase: str) -> None:
         if phase == "handed off":
             offer(node)
         elif phase == "pulling":
-            start = node.start(prompt(40), stage=Stage.DECODE, kv_source=source)
-            node.master.wait(start.attempt, lambda o: o.started is not None)
+            start = node.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
+            node.master.wait(start.leg, lambda o: o.started is not None)
         else:
             length = 1500 if phase == "prefilling" else 10
             for _ in range(2 if phase == "queued" else 1):
                 start = node.start(prompt(length), LONG, Stage.WHOLE)
             node.master.wait(1, lambda o: o.started is not None)
         node.close()
-        assert node.engine.num_attempts == 0
+        assert node.engine.num_legs == 0
         assert node.master.outcome(1).failure is None
 
 
@@ -208,13 +215,13 @@ def test_a_failing_step_fails_its_attempts_and_the_engine_goes_on(
                 patched.setattr(runner, "step", fail)
                 starts = [node.start(prompt(20, 30)), node.start(prompt(20, 30), stage=Stage.PREFILL)]
                 for start in starts:
-                    failure = node.master.failure(start.attempt)
+                    failure = node.master.failure(start.leg)
                     assert failure.code is ErrorCode.INTERNAL and str(error) in failure.message
             node.quiesce()
         assert node.run(prompt(20, 30)).token_ids == expected
 
 
-def test_logits_of_nan_fail_that_attempt_and_leave_nothing_in_the_cache(tiny_llama: Path) -> None:
+def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: Path) -> None:
     poisoned, healthy = prompt(40, 31), prompt(40, 32)
     assert poisoned[5] not in healthy
     with Node(tiny_llama) as node:
@@ -222,14 +229,14 @@ def test_logits_of_nan_fail_that_attempt_and_leave_nothing_in_the_cache(tiny_lla
         with torch.inference_mode():
             embedding[poisoned[5]] = torch.nan
         starts = [node.start(ids, dataclasses.replace(GREEDY, max_tokens=1)) for ids in (poisoned, healthy)]
-        assert node.master.failure(starts[0].attempt).code is ErrorCode.INTERNAL
+        assert node.master.failure(starts[0].leg).code is ErrorCode.INTERNAL
         assert node.master.result(starts[1]).failure is None
         node.flush()
         assert len(node.master.cached) == len(healthy) // BLOCK_SIZE
 
 
-def test_sampling_parameters_out_of_range_fail_only_their_attempt(llama: Node) -> None:
+def test_sampling_parameters_out_of_range_fail_only_their_leg(llama: Node) -> None:
     good = llama.start(prompt(20, 33))
     bad = llama.start(prompt(20, 33), SamplingParams(logit_bias={512: 1.0}))
-    assert llama.master.failure(bad.attempt).code is ErrorCode.INVALID_ARGUMENT
+    assert llama.master.failure(bad.leg).code is ErrorCode.INVALID_ARGUMENT
     assert llama.master.result(good).failure is None

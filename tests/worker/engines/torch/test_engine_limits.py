@@ -3,7 +3,9 @@ import math
 
 import pytest
 
-from protos.messages import ErrorCode, KvSource, SamplingParams, Stage, Start
+from kvcache.transfer.handle import KvHandle
+from protos.sampling_messages import SamplingParams
+from protos.session_messages import ErrorCode, Stage, Start
 from worker.engines.torch.limits import MAX_LOGPROBS, EngineLimits
 
 LIMITS = EngineLimits(max_context=100, vocab_size=512, block_size=16, num_blocks=6, max_num_seqs=4, max_queued=10)
@@ -38,7 +40,7 @@ def test_what_fits_is_taken() -> None:
         (dataclasses.replace(START, output_ids=tuple(range(16))), "max_tokens"),
         (with_params(max_tokens=0), "max_tokens"),
         (with_params(max_tokens=-1), "max_tokens"),
-        (dataclasses.replace(START, stage=Stage.DECODE), "kv_source"),
+        (dataclasses.replace(START, stage=Stage.DECODE), "kv_handle"),
         (dataclasses.replace(START, time_limit_s=math.nan), "time_limit_s"),
     ],
 )
@@ -108,7 +110,7 @@ def test_the_last_token_needs_no_block() -> None:
     assert message is not None and "7 blocks" in message
 
 
-def test_a_resumed_attempt_needs_blocks_for_what_it_has() -> None:
+def test_a_resumed_leg_needs_blocks_for_what_it_has() -> None:
     limits = dataclasses.replace(LIMITS, num_blocks=2)
     resumed = dataclasses.replace(START, output_ids=tuple(range(12)), sampling=SamplingParams(max_tokens=13))
     assert refused(resumed, limits) is None
@@ -116,5 +118,5 @@ def test_a_resumed_attempt_needs_blocks_for_what_it_has() -> None:
 
 
 def test_a_decode_stage_with_a_source_is_taken() -> None:
-    source = KvSource("127.0.0.1:1", bytes(16), 1, 1, bytes(16))
-    assert refused(dataclasses.replace(START, stage=Stage.DECODE, kv_source=source)) is None
+    source = KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16)).encode()
+    assert refused(dataclasses.replace(START, stage=Stage.DECODE, kv_handle=source)) is None

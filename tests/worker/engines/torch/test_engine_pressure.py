@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.messages import ErrorCode, Stage
+from protos.session_messages import ErrorCode, Stage
 from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node
 from tests.worker.engines.torch.reference import Reference, prompt
 
@@ -18,7 +18,7 @@ def test_prompt_logprobs_survive_preemption(tiny_llama: Path, reference: GetRefe
     with Node(tiny_llama, num_blocks=8, max_tokens_per_step=6, max_num_seqs=2) as node:
         # the first grows over a block boundary while the second is in the middle of its prompt
         older = node.start(prompt(30, 14), dataclasses.replace(GREEDY, max_tokens=40))
-        node.master.wait(older.attempt, lambda o: o.prefilled is not None)
+        node.master.wait(older.leg, lambda o: o.prefilled is not None)
         younger = node.start(prompt(60, 14), sampling)
         outcome = node.master.result(younger)
         expected = reference(tiny_llama).logprobs(younger.prompt_ids)
@@ -51,8 +51,8 @@ def test_tiny_pools_on_both_sides_of_a_hand_off(tiny_llama: Path, reference: Get
         firsts = [prefill.start(prompt(40 + index, 17), long, Stage.PREFILL) for index in range(6)]
         seconds = []
         for first in firsts:
-            source = prefill.master.wait(first.attempt, lambda o: o.started is not None).kv_source
-            seconds.append(decode.start(first.prompt_ids, long, Stage.DECODE, kv_source=source))
+            source = prefill.master.wait(first.leg, lambda o: o.started is not None).kv_handle
+            seconds.append(decode.start(first.prompt_ids, long, Stage.DECODE, kv_handle=source))
         for second in seconds:
             outcome = decode.master.result(second)
             assert outcome.failure is None, outcome.failure
@@ -63,33 +63,33 @@ def test_a_higher_priority_goes_first(tiny_llama: Path) -> None:
     order: list[int] = []
     with Node(tiny_llama, max_num_seqs=1) as node:
 
-        def note(attempt: int, is_finished: bool) -> None:
+        def note(leg: int, is_finished: bool) -> None:
             if is_finished:
-                order.append(attempt)
+                order.append(leg)
 
-        node.master.on_update(lambda u: note(u.attempt, any(d.finish_reason is not None for d in u.deltas)))
+        node.master.on_update(lambda u: note(u.leg, any(d.finish_reason is not None for d in u.deltas)))
         running = node.start(prompt(10, 22), dataclasses.replace(GREEDY, max_tokens=600))
-        node.master.wait(running.attempt, lambda o: o.started is not None)
+        node.master.wait(running.leg, lambda o: o.started is not None)
         later = node.start(prompt(10, 22), priority=5)
         sooner = node.start(prompt(10, 22), priority=-5)
         for start in (later, sooner):
             node.master.result(start)
-        assert order == [running.attempt, sooner.attempt, later.attempt]
+        assert order == [running.leg, sooner.leg, later.leg]
 
 
-def test_a_refused_attempt_says_why(tiny_llama: Path) -> None:
+def test_a_refused_leg_says_why(tiny_llama: Path) -> None:
     with Node(tiny_llama, num_blocks=4) as node:
         too_large = node.start(prompt(60, 26))
-        failure = node.master.failure(too_large.attempt)
+        failure = node.master.failure(too_large.leg)
         assert failure.code is ErrorCode.INVALID_ARGUMENT and "5 blocks" in failure.message
 
 
 def test_a_full_queue_refuses(tiny_llama: Path) -> None:
     with Node(tiny_llama, max_queued=1, max_num_seqs=1) as node:
         running = node.start(prompt(10, 27), dataclasses.replace(GREEDY, max_tokens=1000))
-        node.master.wait(running.attempt, lambda o: o.started is not None)
+        node.master.wait(running.leg, lambda o: o.started is not None)
         queued, refused = node.start(prompt(10, 27)), node.start(prompt(10, 27))
-        assert node.master.failure(refused.attempt).code is ErrorCode.RESOURCE_EXHAUSTED
+        assert node.master.failure(refused.leg).code is ErrorCode.RESOURCE_EXHAUSTED
         node.cancel(running)
         assert node.master.result(queued).failure is None
 
@@ -99,6 +99,6 @@ def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest(tiny_llama:
         running = node.start(prompt(10, 28), dataclasses.replace(GREEDY, max_tokens=100))
         node.engine.drain()
         refused = node.start(prompt(10, 28))
-        assert node.master.failure(refused.attempt).code is ErrorCode.UNAVAILABLE
+        assert node.master.failure(refused.leg).code is ErrorCode.UNAVAILABLE
         assert len(node.master.result(running).token_ids[0]) == 100
         assert node.engine.load.is_draining

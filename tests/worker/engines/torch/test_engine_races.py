@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.messages import AttemptUpdate, ErrorCode, KvSource, SamplingParams, Stage, Start
+from protos.sampling_messages import SamplingParams
+from protos.session_messages import ErrorCode, LegUpdate, Stage, Start
 from tests.worker.engines.torch.engine_rig import Node
 from tests.worker.engines.torch.reference import prompt
 
@@ -27,7 +28,7 @@ def cancel_leader(node: Node, start: Start) -> None:
 
 
 def decode_here(node: Node, start: Start) -> None:
-    node.engine.decode_here(node.master, start.attempt)
+    node.engine.decode_here(node.master, start.leg)
 
 
 def decode_here_and_cancel(node: Node, start: Start) -> None:
@@ -36,7 +37,7 @@ def decode_here_and_cancel(node: Node, start: Start) -> None:
 
 
 class Disturbed:
-    """Does something to some attempts of one node, each when a number of updates of it have come."""
+    """Does something to some legs of one node, each when a number of updates of it have come."""
 
     def __init__(self, node: Node, choice: random.Random, acts: list[Act]) -> None:
         self.starts: dict[int, Start] = {}
@@ -46,19 +47,19 @@ class Disturbed:
         self._due: dict[int, tuple[int, Act]] = {}
 
     def add(self, start: Start) -> None:
-        self.starts[start.attempt] = start
+        self.starts[start.leg] = start
         if self._choice.random() < 0.6:
-            self._due[start.attempt] = (self._choice.randint(0, 6), self._choice.choice(self._acts))
-            self.count(start.attempt)
+            self._due[start.leg] = (self._choice.randint(0, 6), self._choice.choice(self._acts))
+            self.count(start.leg)
 
-    def count(self, attempt: int) -> None:
-        if attempt not in self._due:
+    def count(self, leg: int) -> None:
+        if leg not in self._due:
             return
-        left, act = self._due.pop(attempt)
-        if left == 0 and self._node.master.outcome(attempt).failure is None:
-            act(self._node, self.starts[attempt])
+        left, act = self._due.pop(leg)
+        if left == 0 and self._node.master.outcome(leg).failure is None:
+            act(self._node, self.starts[leg])
         elif left > 0:
-            self._due[attempt] = (left - 1, act)
+            self._due[leg] = (left - 1, act)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,13 +75,13 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
         firsts = Disturbed(prefill, choice, [cancel, cancel_leader, decode_here, decode_here_and_cancel])
         seconds = Disturbed(decode, choice, [cancel, cancel_leader])
 
-        def on_prefill(update: AttemptUpdate) -> None:
-            if update.started is not None and update.started.kv_source is not None:
-                begin_decode(prefill_starts[update.attempt], update.started.kv_source)
-            firsts.count(update.attempt)
+        def on_prefill(update: LegUpdate) -> None:
+            if update.started is not None and update.started.kv_handle is not None:
+                begin_decode(prefill_starts[update.leg], update.started.kv_handle)
+            firsts.count(update.leg)
 
-        def begin_decode(first: Start, source: KvSource) -> None:
-            seconds.add(decode.start(first.prompt_ids, SAMPLING, Stage.DECODE, sequences=SAMPLES, kv_source=source))
+        def begin_decode(first: Start, source: bytes) -> None:
+            seconds.add(decode.start(first.prompt_ids, SAMPLING, Stage.DECODE, sequences=SAMPLES, kv_handle=source))
 
         # known before the engine can tell of them
         prefill_starts = {
@@ -88,7 +89,7 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
             for number in range(1, NUM_REQUESTS + 1)
         }
         prefill.master.on_update(on_prefill)
-        decode.master.on_update(lambda update: seconds.count(update.attempt))
+        decode.master.on_update(lambda update: seconds.count(update.leg))
         for start in prefill_starts.values():
             prefill.engine.begin(prefill.master, start)
             firsts.add(start)
@@ -98,7 +99,7 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
         for node, starts in ((prefill, prefill_starts), (decode, seconds.starts)):
             assert node.master.problem is None, node.master.problem
             for start in starts.values():
-                outcome = node.master.outcome(start.attempt)
+                outcome = node.master.outcome(start.leg)
                 assert outcome.ended
                 assert outcome.failure is None or outcome.failure.code is ErrorCode.TRANSFER_FAILED, outcome.failure
                 for index, token_ids in outcome.token_ids.items():

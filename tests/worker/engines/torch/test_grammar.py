@@ -12,7 +12,8 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
-from protos.messages import ErrorCode, FinishReason, Grammar, GrammarKind, SamplingParams, Stage
+from protos.sampling_messages import FinishReason, Grammar, GrammarKind, SamplingParams
+from protos.session_messages import ErrorCode, Stage
 from tests.checkpoints import END, make_sentencepiece_checkpoint
 from tests.worker.engines.torch.engine_rig import GREEDY, Node, hand_off
 from tests.worker.engines.torch.reference import prompt
@@ -186,27 +187,27 @@ def test_min_tokens_and_ignore_eos_prolong_what_can_go_on(llama: Node) -> None:
         (regex("a"), {"bad_words_ids": ((67,),)}),
     ],
 )
-def test_a_grammar_that_fails_fails_only_its_own_attempt(
+def test_a_grammar_that_fails_fails_only_its_own_leg(
     llama: Node, text_of: Callable[[list[int]], str], grammar: Grammar, others: dict[str, object]
 ) -> None:
     assert text_of([67]) == "a"
     neighbour = llama.start(prompt(20, 8), dataclasses.replace(GREEDY, max_tokens=40))
     failing = llama.start(prompt(21, 8), changed(sampling(grammar), others))
-    assert llama.master.failure(failing.attempt).code is ErrorCode.INVALID_ARGUMENT
-    assert llama.master.failure(failing.attempt).message.startswith("grammar: ")
+    assert llama.master.failure(failing.leg).code is ErrorCode.INVALID_ARGUMENT
+    assert llama.master.failure(failing.leg).message.startswith("grammar: ")
     assert len(llama.master.result(neighbour).token_ids[0]) == 40
 
 
 def test_output_that_is_not_of_the_grammar_is_refused(llama: Node) -> None:
     start = llama.start(prompt(20, 9), sampling(regex("[0-9]+")), output_ids=[67])
-    assert llama.master.failure(start.attempt).code is ErrorCode.INVALID_ARGUMENT
+    assert llama.master.failure(start.leg).code is ErrorCode.INVALID_ARGUMENT
 
 
 def test_a_model_without_a_tokenizer_serves_all_but_grammars(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     with Node(folder) as node:
         start = node.start(prompt(20, 10), sampling(regex("a")))
-        failure = node.master.failure(start.attempt)
+        failure = node.master.failure(start.leg)
         assert failure.code is ErrorCode.INVALID_ARGUMENT and "tokenizer" in failure.message
         assert len(node.run(prompt(20, 10)).token_ids[0]) == GREEDY.max_tokens
 

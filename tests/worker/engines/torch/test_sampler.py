@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.messages import SamplingParams
+from protos.sampling_messages import SamplingParams
 from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
 
 PROBABILITIES = [0.4, 0.3, 0.15, 0.1, 0.05]

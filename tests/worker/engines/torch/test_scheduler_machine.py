@@ -9,10 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcache.block_pool import BlockPool
 from kvcache.transfer.export import Export
 from kvcache.transfer.handle import KvHandle
-from protos.messages import FinishReason, SamplingParams, Stage, Start
+from protos.sampling_messages import FinishReason, SamplingParams
+from protos.session_messages import Stage, Start
 from tests.worker.engines.torch.engine_rig import Master
 from worker.engines.torch.scheduler import Chunk, Scheduler
-from worker.legs.leg import Attempt, Sequence
+from worker.legs.leg import Leg, Sequence
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14
@@ -23,14 +24,14 @@ PROMPTS = [tuple(range(length)) for length in (1, 3, 4, 9, 17)] + [(*range(8), 9
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Does what the engine and its attempts do, and "computes" a token's KV as all tokens up to it."""
+    """Does what the engine and its legs do, and "computes" a token's KV as all tokens up to it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = itertools.count(1)
         self.master = Master()
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.attempts: list[Attempt] = []
+        self.legs: list[Leg] = []
 
     @initialize(enable_chunked_prefill=st.booleans(), enable_prefix_cache=st.booleans())
     def build(self, enable_chunked_prefill: bool, enable_prefix_cache: bool) -> None:
@@ -56,17 +57,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         indexes = tuple(range(num_samples))
         number = next(self.numbers)
         start = Start(number, "r", stage, prompt_ids, sampling, sequences=indexes, priority=priority)
-        attempt = Attempt(start, self.master, number, "model", 0.0)
-        self.attempts.append(attempt)
-        self.scheduler.add(attempt.leader)
+        leg = Leg(start, self.master, number, "model", 0.0)
+        self.legs.append(leg)
+        self.scheduler.add(leg.leader)
 
     @rule()
     def step(self) -> None:
         batch = self.scheduler.next_batch()
         for sequence in batch.admitted:
-            if sequence.attempt.can_hand_off and not sequence.attempt.is_prefilled:
+            if sequence.leg.can_hand_off and not sequence.leg.is_prefilled:
                 handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16))
-                sequence.attempt.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
+                sequence.leg.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
         sequences = [chunk.sequence for chunk in batch.chunks]
         assert len(set(sequences)) == len(sequences)
         num_tokens = [chunk.num_tokens for chunk in batch.chunks]
@@ -74,54 +75,54 @@ class SchedulerMachine(RuleBasedStateMachine):
         for chunk in batch.chunks:
             self.compute(chunk)
 
-    @precondition(lambda self: any(attempt.is_pull and attempt.leader.blocks for attempt in self.attempts))
+    @precondition(lambda self: any(leg.is_pull and leg.leader.blocks for leg in self.legs))
     @rule(data=st.data())
     def receive(self, data: st.DataObject) -> None:
-        attempt = data.draw(st.sampled_from([a for a in self.attempts if a.is_pull and a.leader.blocks]))
-        leader = attempt.leader
+        leg = data.draw(st.sampled_from([a for a in self.legs if a.is_pull and a.leader.blocks]))
+        leader = leg.leader
         for position in range(leader.num_computed, leader.num_tokens):
             self.write(leader, position)
-        attempt.is_prefilled = True
+        leg.is_prefilled = True
         self.scheduler.receive(leader)
-        self.fan_out(attempt)
+        self.fan_out(leg)
 
-    @precondition(lambda self: any(attempt.export and attempt.is_prefilled for attempt in self.attempts))
+    @precondition(lambda self: any(leg.export and leg.is_prefilled for leg in self.legs))
     @rule(data=st.data(), is_taken=st.booleans())
     def end_hand_off(self, data: st.DataObject, is_taken: bool) -> None:
-        attempt = data.draw(st.sampled_from([a for a in self.attempts if a.export and a.is_prefilled]))
-        attempt.export = None
-        self.check_content(attempt.leader)
+        leg = data.draw(st.sampled_from([a for a in self.legs if a.export and a.is_prefilled]))
+        leg.export = None
+        self.check_content(leg.leader)
         if is_taken:
-            self.end(attempt)
+            self.end(leg)
         else:
-            attempt.stage = Stage.WHOLE
-            self.fan_out(attempt, is_new=False)
+            leg.stage = Stage.WHOLE
+            self.fan_out(leg, is_new=False)
 
-    @precondition(lambda self: self.attempts)
+    @precondition(lambda self: self.legs)
     @rule(data=st.data(), whole=st.booleans())
     def cancel(self, data: st.DataObject, whole: bool) -> None:
-        attempt = data.draw(st.sampled_from(self.attempts))
-        for sequence in attempt.unfinished if whole else attempt.unfinished[:1]:
+        leg = data.draw(st.sampled_from(self.legs))
+        for sequence in leg.unfinished if whole else leg.unfinished[:1]:
             self.finish(sequence, FinishReason.CANCELLED)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         if hasattr(self, "pool"):
             self.pool.check()
-            held = {block for attempt in self.attempts for s in attempt.sequences for block in s.blocks}
+            held = {block for leg in self.legs for s in leg.sequences for block in s.blocks}
             assert len(held) == self.pool.num_held
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
         for _ in range(400):
-            if not self.attempts:
+            if not self.legs:
                 break
-            for attempt in list(self.attempts):
-                if (attempt.export is not None and attempt.is_prefilled) or (attempt.is_pull and attempt.leader.blocks):
-                    self.end(attempt)
+            for leg in list(self.legs):
+                if (leg.export is not None and leg.is_prefilled) or (leg.is_pull and leg.leader.blocks):
+                    self.end(leg)
             self.step()
-        assert not self.attempts, "somebody never ends"
+        assert not self.legs, "somebody never ends"
         self.pool.check()
         assert self.pool.num_free + self.pool.num_cached == NUM_BLOCKS
         assert (self.scheduler.num_waiting, self.scheduler.num_running) == (0, 0)
@@ -136,21 +137,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_content(sequence)
         if not is_last:
             return
-        attempt = sequence.attempt
-        if attempt.is_prefilled:
+        leg = sequence.leg
+        if leg.is_prefilled:
             self.take_token(sequence)
             return
-        attempt.is_prefilled = True
-        if attempt.export is not None:
-            self.scheduler.pause(attempt.leader)
-            for sample in attempt.unfinished:
+        leg.is_prefilled = True
+        if leg.export is not None:
+            self.scheduler.pause(leg.leader)
+            for sample in leg.unfinished:
                 sample.append(1000 + sample.index)
         else:
-            self.fan_out(attempt)
+            self.fan_out(leg)
 
-    def fan_out(self, attempt: Attempt, is_new: bool = True) -> None:
-        leader = attempt.leader
-        for sequence in attempt.unfinished:
+    def fan_out(self, leg: Leg, is_new: bool = True) -> None:
+        leader = leg.leader
+        for sequence in leg.unfinished:
             if is_new:
                 sequence.append(1000 + sequence.index)
             if sequence is leader:
@@ -161,7 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                         self.slots[copied[1], offset] = self.slots[copied[0], offset]
         if leader.finish_reason is not None:
             self.scheduler.remove(leader)
-        for sequence in list(attempt.unfinished):
+        for sequence in list(leg.unfinished):
             self.check_end(sequence)
 
     def take_token(self, sequence: Sequence) -> None:
@@ -169,22 +170,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_end(sequence)
 
     def check_end(self, sequence: Sequence) -> None:
-        if sequence.num_output >= sequence.attempt.start.sampling.max_tokens:
+        if sequence.num_output >= sequence.leg.start.sampling.max_tokens:
             self.finish(sequence, FinishReason.LENGTH)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        attempt = sequence.attempt
+        leg = sequence.leg
         sequence.finish_reason = reason
-        if attempt.is_prefilled and attempt.export is None:
+        if leg.is_prefilled and leg.export is None:
             self.scheduler.remove(sequence)
-        if not attempt.unfinished:
-            self.end(attempt)
+        if not leg.unfinished:
+            self.end(leg)
 
-    def end(self, attempt: Attempt) -> None:
-        attempt.export = None
-        for sequence in attempt.sequences:
+    def end(self, leg: Leg) -> None:
+        leg.export = None
+        for sequence in leg.sequences:
             self.scheduler.remove(sequence)
-        self.attempts.remove(attempt)
+        self.legs.remove(leg)
 
     # --- what the pool holds
 

@@ -1,12 +1,13 @@
 """The session's messages as plain dataclasses; what travels inside master and worker.
 
-Units: durations in seconds, sizes in bytes, lengths in tokens or blocks as named. `protos.session_codec` turns them into
-protobuf and back.
+Units: durations in seconds, sizes in bytes, lengths in tokens or blocks as named. `protos.session_codec` turns them
+into protobuf and back.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+
+from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
 
 
 class Role(Enum):
@@ -24,14 +25,6 @@ class Stage(Enum):
     WHOLE = "WHOLE"
 
 
-class FinishReason(Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    TOOL_CALLS = "tool_calls"
-    CANCELLED = "cancelled"
-    ERROR = "error"
-
-
 class ErrorCode(Enum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
@@ -41,78 +34,16 @@ class ErrorCode(Enum):
     INTERNAL = "INTERNAL"
 
 
-class GrammarKind(Enum):
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    LARK = "lark"
-    CHOICE = "choice"
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What the output must match. `text` is the schema (JSON), regex or Lark grammar; `choices` is for CHOICE."""
-
-    kind: GrammarKind
-    text: str = ""
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are chosen and when a sequence ends, with every default filled in."""
-
-    max_tokens: int = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: no limit
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()  # the model's end-of-sequence ids among them, unless they are ignored
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    grammar: Grammar | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural logarithms from the model's raw distribution; `top` is most likely first."""
-
-    token_id: int | None = None
-    logprob: float | None = None
-    rank: int | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-# --- master to worker
-
-
 @dataclass(frozen=True, slots=True)
 class Hello:
     master_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class KvSource:
-    """Where a prompt's KV can be pulled; only the two workers look inside."""
-
-    address: str
-    token: bytes
-    attempt: int
-    epoch: int
-    layout_fingerprint: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
-    """Begin an attempt. `sequences` are the indexes of the samples, all continuing from `prompt_ids + output_ids`."""
+    """Begin a leg. `sequences` are the indexes of the sequences, all continuing from `prompt_ids + output_ids`."""
 
-    attempt: int
+    leg: int
     request_id: str
     stage: Stage
     prompt_ids: tuple[int, ...]
@@ -122,20 +53,20 @@ class Start:
     priority: int = 0
     cache_salt: str = ""
     time_limit_s: float = 600.0
-    kv_source: KvSource | None = None
+    kv_handle: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    attempt: int
-    sequence: int | None = None  # None: the whole attempt
+    leg: int
+    sequence: int | None = None  # None: the whole leg
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeHere:
-    """The prefill worker decodes this attempt itself instead of handing it off."""
+    """The prefill worker decodes this leg itself instead of handing it off."""
 
-    attempt: int
+    leg: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +80,6 @@ class Heartbeat:
 
 
 ToWorker = Hello | Start | Cancel | DecodeHere | Drain | Heartbeat
-
-# --- worker to master
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +106,7 @@ class Started:
 
     cached_tokens: int
     queue_s: float
-    kv_source: KvSource | None = None
+    kv_handle: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +143,10 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptUpdate:
-    """What happened to one attempt since the last update. `ended`: the worker holds nothing for it any more."""
+class LegUpdate:
+    """What happened to one leg since the last update. `ended`: the worker holds nothing for it any more."""
 
-    attempt: int
+    leg: int
     started: Started | None = None
     prefilled: Prefilled | None = None
     transferred: Transferred | None = None
@@ -229,7 +158,7 @@ class AttemptUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    updates: tuple[AttemptUpdate, ...]
+    updates: tuple[LegUpdate, ...]
 
 
 @dataclass(frozen=True, slots=True)
