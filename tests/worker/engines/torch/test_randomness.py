@@ -36,7 +36,7 @@ def test_sample_i_of_a_seed_is_the_first_sample_of_the_ith_next_seed(seed: int, 
 
 
 def test_another_process_draws_the_same() -> None:
-    program = "from worker.randomness import uniform; print(uniform(2**63, 5, 1000).hex())"
+    program = "from worker.engines.torch.randomness import uniform; print(uniform(2**63, 5, 1000).hex())"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert answer.stdout.strip() == uniform(2**63, 5, 1000).hex()
 
