@@ -101,7 +101,7 @@ class MasterService:
                 name=session.name,
                 role=self._role(session),
                 address=session.address,
-                model=session.welcome.model if session.welcome else "",
+                model=session.welcome.model.identity if session.welcome else "",
                 incarnation=session.welcome.incarnation if session.welcome else 0,
                 is_connected=session.welcome is not None,
                 load=session.load,

@@ -17,6 +17,7 @@ from protos.sampling_codec import (
     pack_ids,
     unpack_ids,
 )
+from protos.served_model import ServedModel
 from protos.session_messages import (
     CacheEvents,
     Cancel,
@@ -156,7 +157,7 @@ def _encode_welcome(welcome: Welcome) -> wire.Welcome:
     return wire.Welcome(
         instance=welcome.instance,
         role=encode_role(welcome.role),
-        model=welcome.model,
+        model=_encode_model(welcome.model),
         incarnation=welcome.incarnation,
         layout_fingerprint=welcome.layout_fingerprint,
         block_size=welcome.block_size,
@@ -173,7 +174,7 @@ def _decode_welcome(welcome: wire.Welcome) -> Welcome:
     return Welcome(
         instance=welcome.instance,
         role=decode_role(welcome.role),
-        model=welcome.model,
+        model=_decode_model(welcome.model),
         incarnation=welcome.incarnation,
         layout_fingerprint=welcome.layout_fingerprint,
         block_size=welcome.block_size,
@@ -183,6 +184,28 @@ def _decode_welcome(welcome: wire.Welcome) -> Welcome:
         vocab_size=welcome.vocab_size,
         version=welcome.version,
         transfer_address=welcome.transfer_address,
+    )
+
+
+def _encode_model(model: ServedModel) -> wire.ServedModel:
+    return wire.ServedModel(
+        name=model.name,
+        weights_digest=model.weights_digest,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        adapter=model.adapter,
+        is_batch_invariant=model.is_batch_invariant,
+    )
+
+
+def _decode_model(model: wire.ServedModel) -> ServedModel:
+    return ServedModel(
+        name=model.name,
+        weights_digest=model.weights_digest,
+        dtype=model.dtype,
+        quantization=model.quantization if model.HasField("quantization") else None,
+        adapter=model.adapter if model.HasField("adapter") else None,
+        is_batch_invariant=model.is_batch_invariant,
     )
 
 

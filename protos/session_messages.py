@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
+from protos.served_model import ServedModel
 
 
 class Role(Enum):
@@ -88,7 +89,7 @@ class Welcome:
 
     instance: str
     role: Role
-    model: str
+    model: ServedModel
     incarnation: int
     layout_fingerprint: bytes
     block_size: int

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from protos.served_model import ServedModel
 from protos.session_messages import Role
 
 
@@ -20,7 +21,7 @@ class InstanceRecord:
     rpc_address: str
     transfer_address: str
     http_address: str
-    model: str
+    model: ServedModel
     incarnation: int
     layout_fingerprint: str
     block_size: int

@@ -13,6 +13,7 @@ import grpc.aio
 from master.workers.workers import Workers
 from protos import session_pb2 as wire
 from protos.sampling_messages import FinishReason
+from protos.served_model import ServedModel
 from protos.session_codec import decode_to_worker, encode_to_master
 from protos.session_messages import (
     Failure,
@@ -36,6 +37,7 @@ from protos.session_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 PATIENCE_S = 20.0
 LAYOUT = b"layout of tests!"
+MODEL = ServedModel("tiny", "00", "float32")
 
 M = TypeVar("M")
 Context = grpc.aio.ServicerContext[wire.ToWorker, wire.ToMaster]
@@ -65,7 +67,7 @@ class ScriptedWorker(WorkerServicer):
         self.welcome = Welcome(
             instance=name if instance is None else instance,
             role=role,
-            model="tiny",
+            model=MODEL,
             incarnation=7,
             layout_fingerprint=layout,
             block_size=4,

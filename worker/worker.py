@@ -170,7 +170,7 @@ class Worker:
         return Welcome(
             instance=self._instance,
             role=self._config.effective_role,
-            model=self._parts.loaded.name,
+            model=self._parts.loaded.served,
             incarnation=self._incarnation,
             layout_fingerprint=self._parts.layout.fingerprint(),
             block_size=limits.block_size,

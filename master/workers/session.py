@@ -126,7 +126,7 @@ class WorkerSession:
         return WorkerView(
             name=self.name,
             role=self.load.role,
-            model=self.welcome.model,
+            model=self.welcome.model.identity,
             layout_fingerprint=self.welcome.layout_fingerprint,
             block_size=self.welcome.block_size,
             queued_prefill_tokens=max(self.load.queued_prefill_tokens, sum(leg.uncached_tokens for leg in prefilling)),

@@ -8,6 +8,7 @@ from protos import sampling_messages as s
 from protos import session_messages as m
 from protos import session_pb2 as wire
 from protos.sampling_codec import unpack_ids
+from protos.served_model import ServedModel
 from protos.session_codec import decode_to_master, decode_to_worker, encode_to_master, encode_to_worker
 
 u32 = st.integers(0, 2**32 - 1)
@@ -78,6 +79,15 @@ deltas = st.builds(
     st.lists(logprobs, max_size=2).map(tuple),
     st.none() | st.sampled_from(s.FinishReason),
 )
+models = st.builds(
+    ServedModel,
+    text,
+    text,
+    text,
+    quantization=st.none() | text,
+    adapter=st.none() | text,
+    is_batch_invariant=st.booleans(),
+)
 updates = st.builds(
     m.LegUpdate,
     leg=u64,
@@ -91,7 +101,8 @@ updates = st.builds(
 )
 to_master = st.one_of(
     st.builds(
-        m.Welcome, text, st.sampled_from(m.Role), text, u64, st.binary(max_size=16), u32, u32, u32, u32, u32, text, text
+        m.Welcome, text, st.sampled_from(m.Role), models, u64, st.binary(max_size=16), u32, u32, u32, u32, u32, text,
+        text,
     ),
     st.builds(m.Step, st.lists(updates, max_size=3).map(tuple)),
     st.builds(

@@ -12,6 +12,7 @@ from typing import Protocol
 import grpc.aio
 import pytest
 
+from protos.served_model import ServedModel
 from protos.session_messages import Role
 from registry.backoff import Backoff
 from registry.embedded.server import EmbeddedEtcd
@@ -330,7 +331,7 @@ def make_record() -> Callable[..., InstanceRecord]:
             rpc_address="127.0.0.1:7777",
             transfer_address="127.0.0.1:26000",
             http_address="127.0.0.1:8010",
-            model="tiny",
+            model=ServedModel("tiny", "00", "float32"),
             incarnation=incarnation,
             layout_fingerprint="00ff",
             block_size=16,

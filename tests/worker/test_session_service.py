@@ -64,7 +64,7 @@ class Served:
         return Welcome(
             "instance",
             Role.MIX,
-            self.node.parts.loaded.name,
+            self.node.parts.loaded.served,
             5,
             self.node.parts.layout.fingerprint(),
             limits.block_size,

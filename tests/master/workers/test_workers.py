@@ -16,7 +16,7 @@ from registry.etcd.client import EtcdClient
 from registry.etcd.config import EtcdConfig
 from registry.instance import InstanceRecord, encode_record, record_key, workers_prefix
 from registry.watcher import PrefixWatcher
-from tests.scripted_worker import Fleet, ScriptedWorker, finished, soon
+from tests.scripted_worker import MODEL, Fleet, ScriptedWorker, finished, soon
 
 CLUSTER = "test"
 
@@ -37,7 +37,7 @@ class Followed:
             rpc_address=worker.address if address is None else address,
             transfer_address="127.0.0.1:1",
             http_address="127.0.0.1:2",
-            model="tiny",
+            model=MODEL,
             incarnation=incarnation,
             layout_fingerprint="00",
             block_size=4,

@@ -1,17 +1,17 @@
 """Loads a local folder in Hugging Face layout, of any decoder-only architecture that transformers has."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from kvcache.layout import KvLayout
+from protos.served_model import ServedModel
 from worker.engines.torch.attention import ATTENTION_NAME
+from worker.engines.torch.weights_digest import weights_digest
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -23,7 +23,7 @@ class ModelError(ValueError):
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: torch.nn.Module
-    name: str  # names the weights, equal on every worker that has the same ones, in whatever folder
+    served: ServedModel
     vocab_size: int
     max_context: int
     num_layers: int
@@ -33,7 +33,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]  # that its generation config names
 
     def layout(self, block_size: int) -> KvLayout:
-        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.name)
+        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.served.identity)
 
 
 def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedModel:
@@ -65,7 +65,7 @@ def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedMod
     heads = config.num_attention_heads
     return LoadedModel(
         model=model,
-        name=f"{config.model_type}-{weights_digest(folder)}",
+        served=_served(folder, config, dtype),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=config.max_position_embeddings,
         num_layers=config.num_hidden_layers,
@@ -76,23 +76,14 @@ def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedMod
     )
 
 
-def weights_digest(folder: Path) -> str:
-    """Tells checkpoints of equal shape apart: a hash over the config and each weight file's header and samples.
-
-    Reads a megabyte or so, not the whole file: that is enough for any training to show.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("transformers_version", None)
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            for sample in range(16):
-                file.seek(size * sample // 16)
-                digest.update(file.read(65536))
-    return digest.hexdigest()
+def _served(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> ServedModel:
+    quantization = getattr(config, "quantization_config", None) or {}
+    return ServedModel(
+        name=config.model_type,
+        weights_digest=weights_digest(folder),
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=quantization.get("quant_method"),
+    )
 
 
 def _eos_ids(declared: int | list[int] | None) -> tuple[int, ...]:

@@ -85,7 +85,9 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
     )
     runner = ModelRunner(loaded, memory)
     grammars = Grammars(config.model, loaded.eos_ids)
-    engine = Engine(runner, scheduler, port, limits, grammars, model_name=loaded.name, role=config.effective_role)
+    engine = Engine(
+        runner, scheduler, port, limits, grammars, model_name=loaded.served.identity, role=config.effective_role
+    )
     return EngineParts(engine, port, pool, loaded, layout, limits)
 
 

@@ -337,7 +337,7 @@ def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: N
         assert is_held.wait(PATIENCE_S)
         export.publish([0, 1, 2])
         record = [FirstToken(0, 5, None)]
-        export.seal(make_record(Leg(pulling, late, 1, decode.parts.loaded.name, 0.0), record))
+        export.seal(make_record(Leg(pulling, late, 1, decode.parts.loaded.served.identity, 0.0), record))
         eventually(lambda: len(decode.engine._commands) == 1, "the pull has ended")
         decode.engine.attach(late)
         may_go_on.set()

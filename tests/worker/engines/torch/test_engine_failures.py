@@ -85,7 +85,7 @@ def test_a_prefill_worker_that_keeps_to_everything(decode: Node) -> None:
         export, source = foreign.open()
         export.publish([0, 1, 2])
         second = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
-        export.seal(record_of(second, 5, decode.parts.loaded.name))
+        export.seal(record_of(second, 5, decode.parts.loaded.served.identity))
         assert decode.master.result(second).token_ids[0][0] == 5
         assert foreign.released.get(timeout=PATIENCE_S) is ReleaseReason.ACKNOWLEDGED
 
@@ -104,7 +104,7 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
         else:
             if what != "number of blocks":
                 export.publish([2])
-            record = record_of(second, 512 if what == "token id" else 5, decode.parts.loaded.name)
+            record = record_of(second, 512 if what == "token id" else 5, decode.parts.loaded.served.identity)
             export.seal(b"garbage" if what == "garbage" else record)
         expect_transfer_failure(decode, second)
 
