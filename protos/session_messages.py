@@ -31,6 +31,7 @@ class ErrorCode(Enum):
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNAVAILABLE = "UNAVAILABLE"
     TRANSFER_FAILED = "TRANSFER_FAILED"
+    PEER_UNREACHABLE = "PEER_UNREACHABLE"  # the worker is well, and so may be the one it pulls from: the pair is not
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     INTERNAL = "INTERNAL"
 

@@ -80,6 +80,20 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         unit="s",
         check=checks.more_than(0.0),
     )
+    transfer_connect_timeout_s: float = flag(
+        2.0,
+        "How long connecting to a prefill worker's transfer port may take, and its first answer",
+        group="KV cache",
+        unit="s",
+        check=checks.more_than(0.0),
+    )
+    transfer_silence_timeout_s: float = flag(
+        3.0,
+        "A prefill worker silent for this long during a pull is cut off; it says something every second",
+        group="KV cache",
+        unit="s",
+        check=checks.more_than(1.0),
+    )
     transports: tuple[str, ...] = flag(
         ("vm_read", "tcp"), "Ways to pull KV, best first: vm_read (same host), tcp", group="KV cache"
     )

@@ -24,7 +24,7 @@ class TransferClient:
         *,
         transports: Collection[TransportKind] = (TransportKind.VM_READ, TransportKind.TCP),
         connect_timeout_s: float = 2.0,
-        silence_timeout_s: float = 4.0,
+        silence_timeout_s: float = 3.0,
         legs: int = 2,
         secret: bytes | None = None,
     ) -> None:

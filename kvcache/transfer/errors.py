@@ -7,7 +7,7 @@ class TransferFailure(IntEnum):
     """The numbers are part of the wire format."""
 
     UNREACHABLE = 1
-    """Nobody listens at the address."""
+    """No connection to the address could be made, or no transport reaches from there to here."""
     REFUSED = 2
     """The peer knows no such hand-off (wrong token, leg or epoch, or it is over), or has no room."""
     LAYOUT_MISMATCH = 3
@@ -24,6 +24,11 @@ class TransferFailure(IntEnum):
     """The peer ended the hand-off; the text is its reason."""
     CANCELLED = 9
     """`cancel` was called on this side."""
+    BROKEN = 10
+    """This side could not go on, for want of descriptors or by a fault of ours."""
+
+
+_CUT_OFF = (TransferFailure.UNREACHABLE, TransferFailure.PEER_CLOSED, TransferFailure.TIMEOUT)
 
 
 class TransferError(Exception):
@@ -31,3 +36,8 @@ class TransferError(Exception):
         super().__init__(f"{reason.name}: {text}")
         self.reason = reason
         self.text = text
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the two workers cannot talk to each other now: no connection is had, or none lasts."""
+        return self.reason in _CUT_OFF

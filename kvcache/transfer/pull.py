@@ -21,6 +21,7 @@ from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.frames import Frame, FrameError, FrameType
 from kvcache.transfer.handle import KvHandle, split_address
+from kvcache.transfer.name_lookup import resolve
 from kvcache.transfer.payloads import Accept, Ack, Begin, Offer, PullHello, PullProgress, Record, Refusal
 from kvcache.transfer.transports.host_identity import HostIdentity
 from kvcache.transfer.transports.tcp import TcpReceiver
@@ -238,14 +239,16 @@ class Pull:
 
     def _connect(self, deadline: float) -> Channel:
         """Tries the addresses of the host in turn. Raises TransferError with UNREACHABLE."""
-        host, port = split_address(self._handle.address)
         try:
-            candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            candidates = resolve(*split_address(self._handle.address), deadline)
         except OSError as error:
             raise TransferError(TransferFailure.UNREACHABLE, f"{self._handle.address}: {error}") from error
         why: OSError | None = None
-        for family, kind, protocol, _, address in candidates:
-            channel = Channel(socket.socket(family, kind, protocol))
+        for family, address in candidates:
+            try:
+                channel = Channel(socket.socket(family, socket.SOCK_STREAM))
+            except OSError as error:
+                raise TransferError(TransferFailure.BROKEN, f"no socket: {error}") from error
             with self._lock:
                 self._channel = channel
                 is_cancelled = self._is_cancelled

@@ -128,7 +128,7 @@ class Attempt:
 
     async def _blame(self, first: Leg, leg: Leg, failure: Failure) -> AttemptFailed:
         """A failed transfer is often the first sign that the prefill worker died, and that is what counts then."""
-        if failure.code is ErrorCode.TRANSFER_FAILED:
+        if failure.code in (ErrorCode.TRANSFER_FAILED, ErrorCode.PEER_UNREACHABLE):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BLAME_TIMEOUT_S):
                     while True:

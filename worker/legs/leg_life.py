@@ -257,7 +257,8 @@ class Legs:
             if outcome.reason is TransferFailure.ABORTED and outcome.text == FINISHED:
                 self._end(leg, FINISHED)  # the prefill worker has told the master
             else:
-                self.fail(leg, ErrorCode.TRANSFER_FAILED, str(outcome))
+                code = ErrorCode.PEER_UNREACHABLE if outcome.is_cut_off else ErrorCode.TRANSFER_FAILED
+                self.fail(leg, code, str(outcome))
             return
         try:
             record = check_record(outcome.record, leg, self._limits.vocab_size)

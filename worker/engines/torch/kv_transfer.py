@@ -92,7 +92,7 @@ class KvPort:
         except Exception as error:
             # Whatever it was, the blocks are released only when `on_end` is called.
             logger.exception("pull of leg %d broke", leg)
-            outcome = TransferError(TransferFailure.UNREACHABLE, f"pull broke: {error!r}")
+            outcome = TransferError(TransferFailure.BROKEN, f"pull broke: {error!r}")
         with self._lock:
             self._received = _count(self._received, outcome)
             if isinstance(outcome, TransferResult):

@@ -65,7 +65,14 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
         raise FlagError("transfer_listen_port", f"{config.transfer_listen_port}: {error.strerror or error}") from error
     transports = [TransportKind[name.upper()] for name in config.transports]
     secret = secrets[0] if secrets else None
-    client = TransferClient(memory, layout.fingerprint(), transports=transports, secret=secret)
+    client = TransferClient(
+        memory,
+        layout.fingerprint(),
+        transports=transports,
+        connect_timeout_s=config.transfer_connect_timeout_s,
+        silence_timeout_s=config.transfer_silence_timeout_s,
+        secret=secret,
+    )
     port = KvPort(server, client, config.max_num_seqs)
     pool = BlockPool(num_blocks, config.enable_prefix_cache)
     scheduler = Scheduler(

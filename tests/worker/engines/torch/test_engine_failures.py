@@ -1,7 +1,9 @@
 """What goes wrong: transfers, peers, time, steps. The leg fails, no token is wrong, and nothing is left behind."""
 
+import contextlib
 import dataclasses
 import secrets
+import socket
 from pathlib import Path
 
 import msgspec
@@ -13,7 +15,16 @@ from kvcache.transfer.handle import KvHandle
 from protos.sampling_messages import SamplingParams
 from protos.session_messages import ErrorCode, Stage, Start
 from tests.cluster import eventually
-from tests.worker.engines.torch.engine_rig import BLOCK_SIZE, GREEDY, PATIENCE_S, ForeignPrefill, Master, Node, offer
+from tests.worker.engines.torch.engine_rig import (
+    BLOCK_SIZE,
+    GREEDY,
+    HOST,
+    PATIENCE_S,
+    ForeignPrefill,
+    Master,
+    Node,
+    offer,
+)
 from tests.worker.engines.torch.reference import prompt
 from worker.legs.hand_off import FirstToken, make_record
 from worker.legs.leg import Leg
@@ -24,9 +35,9 @@ LONG = dataclasses.replace(GREEDY, max_tokens=500)
 # --- what cannot be pulled
 
 
-def expect_transfer_failure(node: Node, start: Start) -> None:
+def expect_transfer_failure(node: Node, start: Start, code: ErrorCode = ErrorCode.TRANSFER_FAILED) -> None:
     failure = node.master.failure(start.leg)
-    assert failure.code is ErrorCode.TRANSFER_FAILED, failure
+    assert failure.code is code, failure
     outcome = node.master.outcome(start.leg)
     assert (outcome.token_ids, outcome.transferred) == ({}, None)
     node.quiesce()
@@ -54,7 +65,8 @@ def test_a_forged_source_gets_nothing(node: Node, decode: Node, what: str) -> No
     first = offer(node)
     source = forged(node.master.outcome(first.leg).kv_handle)[what]
     second = decode.start(first.prompt_ids, stage=Stage.DECODE, kv_handle=source)
-    expect_transfer_failure(decode, second)
+    is_elsewhere = what in ("port", "host name")
+    expect_transfer_failure(decode, second, ErrorCode.PEER_UNREACHABLE if is_elsewhere else ErrorCode.TRANSFER_FAILED)
     assert decode.run(prompt(40)).failure is None
     node.cancel(first)
 
@@ -106,7 +118,38 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
                 export.publish([2])
             record = record_of(second, 512 if what == "token id" else 5, decode.parts.loaded.served.identity)
             export.seal(b"garbage" if what == "garbage" else record)
-        expect_transfer_failure(decode, second)
+        expect_transfer_failure(
+            decode, second, ErrorCode.PEER_UNREACHABLE if what == "closed" else ErrorCode.TRANSFER_FAILED
+        )
+
+
+def handle_to(node: Node, address: str) -> bytes:
+    return KvHandle(address, bytes(16), 1, 1, node.parts.layout.fingerprint()).encode()
+
+
+def test_a_peer_that_refuses_connections_is_unreachable(decode: Node) -> None:
+    """R2"""
+    with socket.create_server((HOST, 0)) as unused:
+        port = unused.getsockname()[1]
+    start = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=handle_to(decode, f"{HOST}:{port}"))
+    expect_transfer_failure(decode, start, ErrorCode.PEER_UNREACHABLE)
+
+
+@pytest.mark.parametrize("backlog", ["full", "accepts"])
+def test_a_peer_that_does_not_answer_is_unreachable(tiny_llama: Path, backlog: str) -> None:
+    """R2: its packets are dropped, or nobody takes the connection that the kernel accepted."""
+    with (
+        Node(tiny_llama, transfer_connect_timeout_s=0.2) as decode,
+        socket.create_server((HOST, 0), backlog=0) as deaf,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(3 if backlog == "full" else 0):
+            early = stack.enter_context(socket.socket())
+            early.setblocking(False)
+            early.connect_ex(deaf.getsockname())
+        address = f"{HOST}:{deaf.getsockname()[1]}"
+        start = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=handle_to(decode, address))
+        expect_transfer_failure(decode, start, ErrorCode.PEER_UNREACHABLE)
 
 
 # --- time and peers
