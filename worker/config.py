@@ -80,6 +80,12 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         unit="s",
         check=checks.more_than(0.0),
     )
+    max_exports: int = flag(
+        1024,
+        "Legs that may be computed, or wait, for decode workers; more are refused",
+        group="KV cache",
+        check=checks.at_least(1),
+    )
     transfer_connect_timeout_s: float = flag(
         2.0,
         "How long connecting to a prefill worker's transfer port may take, and its first answer",

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 
 from kvcache.transfer.bounded_log import BoundedLog
 from kvcache.transfer.counters import CounterSet
+from kvcache.transfer.errors import TransferFailure
 from kvcache.transfer.export_table import ExportTable
-from kvcache.transfer.frames import HEADER_BYTES, MAGIC, FrameError, FrameType, Header
-from kvcache.transfer.payloads import HELLO_PAYLOAD_BYTES, PullHello
+from kvcache.transfer.frames import HEADER_BYTES, MAGIC, FrameError, FrameType, Header, OtherVersion
+from kvcache.transfer.payloads import HELLO_PAYLOAD_BYTES, PullHello, Refusal
 from kvcache.transfer.wakeup import Wakeup
 
 _HELLO_BYTES = HEADER_BYTES + HELLO_PAYLOAD_BYTES
 _ACCEPTS_PER_ROUND = 64
+_MAX_UNREAD_BYTES = 4096
 _REST_WITHOUT_DESCRIPTORS_S = 0.1
 
 
@@ -150,11 +152,25 @@ class Acceptor:
             if not data:
                 raise FrameError("closed before HELLO")
             hello = _parse_hello(connection.received)
+        except OtherVersion as error:
+            self._refuse_version(connection, error)
+            return
         except FrameError as error:
             self._turn_away(connection, str(error))
             return
         if hello is not None:
             self._admit(self._forget(connection), hello)
+
+    def _refuse_version(self, connection: PendingConnection, error: OtherVersion) -> None:
+        """Tells the puller, in the only words we have; it looks no further than the version."""
+        refusal = Refusal(TransferFailure.OTHER_VERSION, f"the puller has {error}")
+        with contextlib.suppress(OSError):
+            connection.socket.send(refusal.frame(FrameType.REFUSE).pack())
+            connection.socket.shutdown(socket.SHUT_WR)
+            connection.socket.recv(_MAX_UNREAD_BYTES)  # closing with unread input would take the answer back
+        self._counters.add_refused()
+        self._log.warning(connection.peer, str(error))
+        self._forget(connection).close()
 
     def _turn_away(self, connection: PendingConnection, why: str) -> None:
         self._counters.add_garbage()

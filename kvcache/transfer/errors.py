@@ -26,6 +26,8 @@ class TransferFailure(IntEnum):
     """`cancel` was called on this side."""
     BROKEN = 10
     """This side could not go on, for want of descriptors or by a fault of ours."""
+    OTHER_VERSION = 11
+    """The peer speaks another version of the transfer protocol."""
 
 
 _CUT_OFF = (TransferFailure.UNREACHABLE, TransferFailure.PEER_CLOSED, TransferFailure.TIMEOUT)

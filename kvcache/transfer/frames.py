@@ -1,4 +1,4 @@
-"""The frames of the transfer port, version 1. All numbers are big-endian.
+"""The frames of the transfer port. All numbers are big-endian.
 
 Every frame is a header of 20 bytes and a payload:
 
@@ -10,6 +10,9 @@ Every frame is a header of 20 bytes and a payload:
     8       4      payload length
     12      4      CRC-32 of the payload
     16      4      CRC-32 of bytes 0 … 15
+
+The first five bytes mean the same in every version. Whoever gets a HELLO of another version than its own answers with a
+REFUSE of its own and says no more; what has another version is never looked into.
 
 A header is checked before anything is read or allocated because of it, and each type has its own limit on the
 payload. Only a BLOCKS frame is followed by bytes that are not a frame: `count * block_bytes` bytes of KV, where
@@ -38,7 +41,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = b"PDKV"
-VERSION = 1
+PROTOCOL_VERSION = 1
 HEADER_BYTES = 20
 MAX_BLOCKS_PER_FRAME = 1024
 MAX_RECORD_BYTES = 1 << 20
@@ -50,6 +53,13 @@ _CRC = struct.Struct("!I")
 
 class FrameError(ValueError):
     """These bytes are not a frame of this protocol, or not one that fits here."""
+
+
+class OtherVersion(FrameError):
+    """The peer speaks another version of this protocol."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"transfer protocol version {version}, this worker speaks {PROTOCOL_VERSION}")
 
 
 class FrameType(IntEnum):
@@ -91,12 +101,12 @@ class Header:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> "Header":
-        """Raises FrameError unless the 20 bytes are an intact header within its type's limit."""
+        """Raises FrameError unless the 20 bytes are an intact header within its type's limit, OtherVersion if so."""
         magic, version, number, reserved, payload_bytes, payload_crc = _CHECKED.unpack_from(data)
         if magic != MAGIC:
             raise FrameError(f"starts with {magic!r}, not {MAGIC!r}")
-        if version != VERSION:
-            raise FrameError(f"protocol version {version}, not {VERSION}")
+        if version != PROTOCOL_VERSION:
+            raise OtherVersion(version)
         (header_crc,) = _CRC.unpack_from(data, _CHECKED.size)
         if header_crc != zlib.crc32(data[: _CHECKED.size]) or reserved:
             raise FrameError("header is damaged")
@@ -121,5 +131,5 @@ class Frame:
 
     def pack(self) -> bytes:
         assert len(self.payload) <= MAX_PAYLOAD_BYTES[self.type], (self.type, len(self.payload))
-        checked = _CHECKED.pack(MAGIC, VERSION, self.type, 0, len(self.payload), zlib.crc32(self.payload))
+        checked = _CHECKED.pack(MAGIC, PROTOCOL_VERSION, self.type, 0, len(self.payload), zlib.crc32(self.payload))
         return checked + _CRC.pack(zlib.crc32(checked)) + self.payload

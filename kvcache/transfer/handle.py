@@ -1,5 +1,6 @@
 """What the decode side needs to find and claim one hand-off."""
 
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +15,8 @@ class KvHandle:
     """Claims the KV of one leg; whoever has the token may read it.
 
     `address` is "host:port", an IPv6 literal in brackets. `epoch` names one life of the prefill worker, so that a
-    handle from before a restart never reaches the blocks of after it. Raises ValueError for a malformed field.
+    handle from before a restart never reaches the blocks of after it. `lease_s` is how long the KV is kept for a puller
+    that shows no progress, from the end of prefill on. Raises ValueError for a malformed field.
     """
 
     address: str
@@ -22,6 +24,7 @@ class KvHandle:
     leg: int
     epoch: int
     layout: bytes
+    lease_s: float
 
     def __post_init__(self) -> None:
         split_address(self.address)
@@ -29,6 +32,8 @@ class KvHandle:
             raise ValueError(f"token and layout have {TOKEN_BYTES} bytes, got {len(self.token)}, {len(self.layout)}")
         if not (0 <= self.leg <= MAX_NUMBER and 0 <= self.epoch <= MAX_NUMBER):
             raise ValueError(f"leg and epoch are unsigned 64-bit, got {self.leg}, {self.epoch}")
+        if not 0 < self.lease_s < math.inf:
+            raise ValueError(f"lease_s must be above 0 and finite, got {self.lease_s}")
 
     def encode(self) -> bytes:
         """What travels from one worker to the other; whoever carries it need not look inside."""

@@ -19,7 +19,7 @@ from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
-from kvcache.transfer.frames import Frame, FrameError, FrameType
+from kvcache.transfer.frames import Frame, FrameError, FrameType, OtherVersion
 from kvcache.transfer.handle import KvHandle, split_address
 from kvcache.transfer.name_lookup import resolve
 from kvcache.transfer.payloads import Accept, Ack, Begin, Offer, PullHello, PullProgress, Record, Refusal
@@ -36,6 +36,7 @@ _REASONS_OF_A_PEER = (
     TransferFailure.LAYOUT_MISMATCH,
     TransferFailure.EXPIRED,
     TransferFailure.ABORTED,
+    TransferFailure.OTHER_VERSION,
 )
 
 
@@ -144,6 +145,8 @@ class Pull:
             try:
                 transport, receiver = self._agree_on_transport(channel, deadline)
                 return transport, self._receive_all(channel, transport, receiver)
+            except OtherVersion as error:
+                raise TransferError(TransferFailure.OTHER_VERSION, f"the peer has {error}") from error
             except FrameError as error:
                 raise TransferError(TransferFailure.CORRUPT, str(error)) from error
 

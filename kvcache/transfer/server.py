@@ -125,7 +125,7 @@ class TransferServer:
         `on_release` is called exactly once, from any thread, when the export is over and none of its blocks is
         read any more, possibly within `abort`; it must not block. Raises RuntimeError on a closed server.
         """
-        handle = KvHandle(self.address, token_bytes(TOKEN_BYTES), leg, self.epoch, self._layout)
+        handle = KvHandle(self.address, token_bytes(TOKEN_BYTES), leg, self.epoch, self._layout, self._lease_s)
 
         def release(reason: ReleaseReason) -> None:
             self._counters.add_released(reason)

@@ -75,6 +75,11 @@ class Legs:
         return sum(leg.export is not None for leg in self._unreleased)
 
     @property
+    def num_hand_offs(self) -> int:
+        """Legs whose KV a decode worker will pull: queued, computed or waiting for it."""
+        return sum(leg.can_hand_off for leg in self._unreleased)
+
+    @property
     def is_draining(self) -> bool:
         return self._is_draining
 
@@ -324,6 +329,8 @@ class Legs:
             return Failure(ErrorCode.UNAVAILABLE, "the worker is draining")
         if self._scheduler.num_waiting >= self._limits.max_queued:
             return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{self._scheduler.num_waiting} legs are queued")
+        if start.stage is Stage.PREFILL and self.num_hand_offs >= self._limits.max_exports:
+            return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{self.num_hand_offs} legs are for decode workers already")
         if start.kv_handle is not None:
             try:
                 KvHandle.decode(start.kv_handle)

@@ -56,9 +56,7 @@ def produce(num_blocks: int, block_size: int, seed: int, lease_s: float) -> None
                 releases.put((leg, reason))
 
             exports[leg] = server.open(leg, on_release)
-            handle = exports[leg].handle
-            token, fingerprint = (base64.b64encode(field).decode() for field in (handle.token, handle.layout))
-            say(address=handle.address, token=token, leg=leg, epoch=handle.epoch, layout=fingerprint)
+            say(handle=base64.b64encode(exports[leg].handle.encode()).decode())
             continue
         if command["do"] == "next_release":
             leg, reason = releases.get(timeout=20)
@@ -89,14 +87,7 @@ def pull(memory: PoolMemory, command: dict[str, Any]) -> None:
     say(pid=os.getpid())
     transports = [TransportKind[name] for name in command["transports"]]
     client = TransferClient(memory, memory.layout.fingerprint(), transports=transports)
-    fields = command["handle"]
-    handle = KvHandle(
-        address=fields["address"],
-        token=base64.b64decode(fields["token"]),
-        leg=fields["leg"],
-        epoch=fields["epoch"],
-        layout=base64.b64decode(fields["layout"]),
-    )
+    handle = KvHandle.decode(base64.b64decode(command["handle"]))
     num_blocks = command["num_blocks"]
 
     def on_progress(num_verified: int) -> None:

@@ -121,6 +121,5 @@ def tell_to_pull(
     transport: TransportKind,
     stop_at: int | None = None,
 ) -> None:
-    encoded = {name: base64.b64encode(getattr(handle, name)).decode() for name in ("token", "layout")}
-    fields = {"address": handle.address, "leg": handle.leg, "epoch": handle.epoch, **encoded}
-    tell(peer, handle=fields, num_blocks=num_blocks, transports=[transport.name, "TCP"], stop_at=stop_at)
+    encoded = base64.b64encode(handle.encode()).decode()
+    tell(peer, handle=encoded, num_blocks=num_blocks, transports=[transport.name, "TCP"], stop_at=stop_at)

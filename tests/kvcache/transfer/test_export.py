@@ -6,7 +6,7 @@ from kvcache.transfer.handle import KvHandle
 
 def make_export(lease_s: float) -> tuple[Export, list[ReleaseReason]]:
     releases: list[ReleaseReason] = []
-    handle = KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16))
+    handle = KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16), 60.0)
     return Export(handle, lease_s, releases.append, lambda _: None), releases
 
 

@@ -69,7 +69,7 @@ class TestClaims:
 
     def test_another_layout_is_found_out_before_connecting(self, make_memory: MakeMemory) -> None:
         sink = make_memory(block_size=8)
-        handle = KvHandle("127.0.0.1:9", bytes(16), 1, 1, make_memory().layout.fingerprint())
+        handle = KvHandle("127.0.0.1:9", bytes(16), 1, 1, make_memory().layout.fingerprint(), 60.0)
         assert failure_of(client_of(sink, TransportKind.TCP).pull(handle, 0, [0])).reason is (
             TransferFailure.LAYOUT_MISMATCH
         )
@@ -103,7 +103,7 @@ class TestClaims:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             address = f"127.0.0.1:{unused.getsockname()[1]}"
         sink = make_memory()
-        handle = KvHandle(address, bytes(16), 1, 1, sink.layout.fingerprint())
+        handle = KvHandle(address, bytes(16), 1, 1, sink.layout.fingerprint(), 60.0)
         assert failure_of(client_of(sink, TransportKind.TCP).pull(handle, 0, [])).reason is TransferFailure.UNREACHABLE
 
     def test_peers_that_disagree_on_the_number_of_blocks(
@@ -280,7 +280,7 @@ class TestCancel:
             for early in waiting:
                 early.setblocking(False)
                 early.connect_ex(deaf.getsockname())
-            handle = KvHandle(f"127.0.0.1:{deaf.getsockname()[1]}", bytes(16), 1, 1, sink.layout.fingerprint())
+            handle = KvHandle(f"127.0.0.1:{deaf.getsockname()[1]}", bytes(16), 1, 1, sink.layout.fingerprint(), 60.0)
             pull = client_of(sink, TransportKind.TCP, connect_timeout_s=60.0).pull(handle, 0, [])
             pulled = workers.submit(pull.run)
             while pull._channel is None:
@@ -310,5 +310,4 @@ def read(peer: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def handle_of(answer: dict[str, Any]) -> KvHandle:
-    fields = {name: base64.b64decode(answer[name]) for name in ("token", "layout")}
-    return KvHandle(address=answer["address"], leg=answer["leg"], epoch=answer["epoch"], **fields)
+    return KvHandle.decode(base64.b64decode(answer["handle"]))

@@ -121,9 +121,11 @@ def test_malformed_addresses_are_refused(address: str) -> None:
 
 
 def test_a_handle_checks_its_fields_and_hides_its_token() -> None:
-    handle = KvHandle("[::1]:5", b"s3cret-token-123", 1, 2, bytes(16))
+    handle = KvHandle("[::1]:5", b"s3cret-token-123", 1, 2, bytes(16), 60.0)
     assert "s3cret" not in repr(handle)
     with pytest.raises(ValueError, match="16 bytes"):
-        KvHandle("[::1]:5", b"short", 1, 2, bytes(16))
+        KvHandle("[::1]:5", b"short", 1, 2, bytes(16), 60.0)
     with pytest.raises(ValueError, match="64-bit"):
-        KvHandle("[::1]:5", bytes(16), -1, 2, bytes(16))
+        KvHandle("[::1]:5", bytes(16), -1, 2, bytes(16), 60.0)
+    with pytest.raises(ValueError, match="lease_s"):
+        KvHandle("[::1]:5", bytes(16), 1, 2, bytes(16), 0.0)

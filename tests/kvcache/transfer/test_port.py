@@ -8,16 +8,18 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.client import TransferClient
-from kvcache.transfer.errors import TransferError
+from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
-from kvcache.transfer.frames import Frame, FrameType
-from kvcache.transfer.payloads import Ack, Begin, PullHello, PullProgress
+from kvcache.transfer.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameType, Header
+from kvcache.transfer.handle import KvHandle
+from kvcache.transfer.payloads import Ack, Begin, PullHello, PullProgress, Refusal
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
 
@@ -85,10 +87,9 @@ def hello(export: Export, **changes: object) -> bytes:
         Frame(FrameType.PING).pack(),
         Frame(FrameType.RECORD, bytes(4)).pack(),
         b"PDKV\x01\x01\0\0" + b"\xff" * 12,
-        b"PDKV\x07" + bytes(15),
         Frame(FrameType.HELLO, b"too short").pack(),
     ],
-    ids=["random", "http", "tls", "ping", "record", "huge", "version", "short"],
+    ids=["random", "http", "tls", "ping", "record", "huge", "short"],
 )
 def test_what_is_no_hello_is_closed_without_an_answer(
     knock: bytes, make_memory: MakeMemory, make_server: MakeServer
@@ -100,6 +101,36 @@ def test_what_is_no_hello_is_closed_without_an_answer(
         assert is_closed_by_peer(visitor)
     assert server.counters.num_garbage == 1
     assert transfer_works(server, memory, make_memory())
+
+
+def test_a_puller_of_another_version_is_told_so(make_memory: MakeMemory, make_server: MakeServer) -> None:
+    """R22"""
+    server = make_server(make_memory())
+    export = server.open(1, Releases().put)
+    with socket.create_connection(port_of(server)) as puller:
+        puller.sendall(b"PDKV\x07" + hello(export)[5:])
+        puller.settimeout(WAIT_S)
+        header = Header.parse(puller.recv(HEADER_BYTES))
+        refusal = Refusal.parse(puller.recv(header.payload_bytes))
+    assert (header.type, refusal.reason) == (FrameType.REFUSE, TransferFailure.OTHER_VERSION)
+    assert "version 7" in refusal.text and f"speaks {PROTOCOL_VERSION}" in refusal.text
+    assert server.counters.num_refused == 1
+    assert transfer_works(server, make_memory(), make_memory())
+
+
+def test_a_peer_of_another_version_is_found_out(make_memory: MakeMemory, workers: ThreadPoolExecutor) -> None:
+    """R22: whatever it answers, it is not asked again."""
+    sink = make_memory()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        handle = KvHandle(f"127.0.0.1:{listening.getsockname()[1]}", bytes(16), 1, 1, sink.layout.fingerprint(), 60.0)
+        pulled = workers.submit(TransferClient(sink, sink.layout.fingerprint()).pull(handle, 0, [0]).run)
+        peer, _ = listening.accept()
+        with peer:
+            peer.sendall(b"PDKV\x07" + bytes(15))
+            with pytest.raises(TransferError) as failure:
+                pulled.result(timeout=WAIT_S)
+    assert failure.value.reason is TransferFailure.OTHER_VERSION
+    assert "version 7" in failure.value.text and f"speaks {PROTOCOL_VERSION}" in failure.value.text
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 10, 20, 60])

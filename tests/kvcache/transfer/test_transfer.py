@@ -211,5 +211,4 @@ def ask(peer: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
 
 
 def handle_of(answer: dict[str, Any]) -> KvHandle:
-    fields = {name: base64.b64decode(answer[name]) for name in ("token", "layout")}
-    return KvHandle(address=answer["address"], leg=answer["leg"], epoch=answer["epoch"], **fields)
+    return KvHandle.decode(base64.b64decode(answer["handle"]))

@@ -20,6 +20,7 @@ class EngineLimits:
     num_blocks: int
     max_num_seqs: int
     max_queued: int
+    max_exports: int
 
     def refusal(self, start: Start) -> Failure | None:
         """Why this leg could never run here. The master checked most of it; a worker trusts nobody."""

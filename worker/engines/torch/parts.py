@@ -57,6 +57,7 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
         config.transfer_listen_port,
         advertise_host=advertise_host,
         lease_s=config.kv_lease_s,
+        max_connections=config.max_exports,
         secrets=secrets,
     )
     try:
@@ -89,6 +90,7 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_queued=config.max_queued,
+        max_exports=config.max_exports,
     )
     runner = ModelRunner(loaded, memory)
     grammars = Grammars(config.model, loaded.eos_ids)

@@ -60,7 +60,7 @@ def forged(encoded: bytes) -> dict[str, bytes]:
     return forgeries | {"not a handle": b"no handle"}
 
 
-@pytest.mark.parametrize("what", forged(KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16)).encode()))
+@pytest.mark.parametrize("what", forged(KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16), 60.0).encode()))
 def test_a_forged_source_gets_nothing(node: Node, decode: Node, what: str) -> None:
     first = offer(node)
     source = forged(node.master.outcome(first.leg).kv_handle)[what]
@@ -124,7 +124,7 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
 
 
 def handle_to(node: Node, address: str) -> bytes:
-    return KvHandle(address, bytes(16), 1, 1, node.parts.layout.fingerprint()).encode()
+    return KvHandle(address, bytes(16), 1, 1, node.parts.layout.fingerprint(), 60.0).encode()
 
 
 def test_a_peer_that_refuses_connections_is_unreachable(decode: Node) -> None:

@@ -8,7 +8,9 @@ from protos.sampling_messages import SamplingParams
 from protos.session_messages import ErrorCode, Stage, Start
 from worker.engines.torch.limits import MAX_LOGPROBS, EngineLimits
 
-LIMITS = EngineLimits(max_context=100, vocab_size=512, block_size=16, num_blocks=6, max_num_seqs=4, max_queued=10)
+LIMITS = EngineLimits(
+    max_context=100, vocab_size=512, block_size=16, num_blocks=6, max_num_seqs=4, max_queued=10, max_exports=10
+)
 PARAMS = SamplingParams(max_tokens=16)
 START = Start(1, "r", Stage.WHOLE, tuple(range(20)), PARAMS)
 
@@ -118,5 +120,5 @@ def test_a_resumed_leg_needs_blocks_for_what_it_has() -> None:
 
 
 def test_a_decode_stage_with_a_source_is_taken() -> None:
-    source = KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16)).encode()
+    source = KvHandle("127.0.0.1:1", bytes(16), 1, 1, bytes(16), 60.0).encode()
     assert refused(dataclasses.replace(START, stage=Stage.DECODE, kv_handle=source)) is None

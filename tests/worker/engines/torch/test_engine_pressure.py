@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvcache.transfer.handle import KvHandle
 from protos.session_messages import ErrorCode, Stage
-from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node
+from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node, offer
 from tests.worker.engines.torch.reference import Reference, prompt
 
 GetReference = Callable[[Path], Reference]
@@ -92,6 +93,29 @@ def test_a_full_queue_refuses(tiny_llama: Path) -> None:
         assert node.master.failure(refused.leg).code is ErrorCode.RESOURCE_EXHAUSTED
         node.cancel(running)
         assert node.master.result(queued).failure is None
+
+
+def test_hand_offs_are_bounded_before_anything_is_computed(tiny_llama: Path) -> None:
+    """R6"""
+    with Node(tiny_llama, max_exports=2) as node:
+        kept = [offer(node), offer(node)]
+        refused = node.start(prompt(40), stage=Stage.PREFILL)
+        assert node.master.failure(refused.leg).code is ErrorCode.RESOURCE_EXHAUSTED
+        assert node.master.outcome(refused.leg).started is None
+        assert node.run(prompt(10, 27)).failure is None
+        node.cancel(kept.pop())
+        node.master.wait(2, lambda o: o.ended)
+        kept.append(offer(node))
+        for start in kept:
+            node.cancel(start)
+
+
+def test_the_handle_says_how_long_the_kv_is_kept(tiny_llama: Path) -> None:
+    """R6"""
+    with Node(tiny_llama, kv_lease_s=7.5) as node:
+        first = offer(node)
+        assert KvHandle.decode(node.master.outcome(first.leg).kv_handle).lease_s == 7.5
+        node.cancel(first)
 
 
 def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest(tiny_llama: Path) -> None:

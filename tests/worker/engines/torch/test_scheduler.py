@@ -65,7 +65,7 @@ def fresh_prompt(length: int) -> range:
 
 
 def with_export(of: Leg) -> Leg:
-    handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16))
+    handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16), 60.0)
     of.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
     return of
 

@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self.scheduler.next_batch()
         for sequence in batch.admitted:
             if sequence.leg.can_hand_off and not sequence.leg.is_prefilled:
-                handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16))
+                handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16), 60.0)
                 sequence.leg.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
         sequences = [chunk.sequence for chunk in batch.chunks]
         assert len(set(sequences)) == len(sequences)
