@@ -8,8 +8,14 @@ from config.address import parse_addresses
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
+from master.routing.policies import POLICIES
 from master.security_flags import SecurityFlags
 from registry.etcd.flags import EtcdFlags
+
+
+def _policy(name: str) -> None:
+    if name not in POLICIES:
+        raise ValueError(f"must be one of {', '.join(POLICIES)}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,12 @@ class MasterConfig(SecurityFlags, EtcdFlags):
         check=checks.more_than(0.0),
     )
 
+    routing_policy: str = flag(
+        "soonest",
+        "Which worker takes a request: soonest (by load and cached prefix) or round_robin",
+        group="Scheduling",
+        check=_policy,
+    )
     max_requests: int = flag(
         1024, "Requests in flight; more are refused with 429", group="Scheduling", check=checks.at_least(1)
     )

@@ -23,6 +23,7 @@ from master.grammar.check import GrammarCheck
 from master.master_service import MasterService
 from master.model_info import model_context
 from master.parsing.formats import ParserChoice, choose_parsers
+from master.routing.policies import POLICIES
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import load_tokenizer
 from master.workers.workers import Workers
@@ -65,7 +66,12 @@ class Master:
             on_change=self._changed.set,
             access=config.worker_access(),
         )
-        self._dispatcher = Dispatcher(self._workers, tokenizer, max_requests=config.max_requests)
+        self._dispatcher = Dispatcher(
+            self._workers,
+            tokenizer,
+            max_requests=config.max_requests,
+            policy=POLICIES[config.routing_policy],
+        )
         self._grammar_check = GrammarCheck()
         self._service = MasterService(
             tokenizer,

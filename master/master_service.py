@@ -10,7 +10,7 @@ from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
-from master.routing.router import missing_route
+from master.routing.router import largest_room, missing_route, most_sequences
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer
@@ -129,12 +129,10 @@ class MasterService:
 
     def _limits(self) -> Limits:
         views = self._workers.views()
-        max_context = min([self._max_context, *(view.max_context for view in views)])
-        # The last token emitted needs no KV; a prefill worker never decodes.
-        pools = [view.num_blocks * view.block_size + 1 for view in views if view.role is not Role.PREFILL]
         return Limits(
-            max_context=max_context,
-            max_cluster_tokens=max(pools, default=None),
+            max_context=self._max_context,
+            max_worker_tokens=largest_room(views),
+            max_worker_sequences=most_sequences(views),
             default_time_limit_s=self._request_timeout_s,
             max_time_limit_s=self._request_timeout_s,
         )

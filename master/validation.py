@@ -31,11 +31,12 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this deployment can take. `max_cluster_tokens` is the longest prompt + completion that the KV pool of any
-    one worker holds; None while no worker is known."""
+    """What this deployment can take: `max_worker_tokens` of prompt and completion together and
+    `max_worker_sequences` at once on the largest worker; None while no worker is known."""
 
     max_context: int
-    max_cluster_tokens: int | None = None
+    max_worker_tokens: int | None = None
+    max_worker_sequences: int | None = None
     default_time_limit_s: float = 600.0
     max_time_limit_s: float = 3600.0
 
@@ -66,7 +67,7 @@ def build_generation_request(
     _check_prompt(prompt_ids, vocab_size)
     max_tokens = _max_tokens(len(prompt_ids), options.max_tokens, model, limits)
     min_tokens = _whole("min_tokens", options.min_tokens, 0, 0, max_tokens)
-    n = _whole("n", options.n, 1, 1, MAX_N)
+    n = _n(options.n, limits)
     temperature = _number("temperature", options.temperature, 1.0, 0, 2)
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -114,8 +115,8 @@ def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
 def _max_tokens(num_prompt: int, asked: int | None, model: ModelCard, limits: Limits) -> int:
     """Tokens the completion may have: the asked for number, which must fit, or else all there is room for."""
     room, what = min(model.max_context, limits.max_context), "the model's context is"
-    if limits.max_cluster_tokens is not None and limits.max_cluster_tokens < room:
-        room, what = limits.max_cluster_tokens, "the largest KV cache here holds"
+    if limits.max_worker_tokens is not None and limits.max_worker_tokens < room:
+        room, what = limits.max_worker_tokens, "the largest worker here holds"
     limit = f"{what} {room} tokens, prompt and completion together"
     if num_prompt >= room:
         raise invalid("prompt", f"prompt has {num_prompt} tokens; {limit}", code=CONTEXT_EXCEEDED)
@@ -127,6 +128,13 @@ def _max_tokens(num_prompt: int, asked: int | None, model: ModelCard, limits: Li
         told = f"max_tokens is {_shown(asked)} and prompt has {num_prompt} tokens; {limit}"
         raise invalid("max_tokens", told, code=CONTEXT_EXCEEDED)
     return asked
+
+
+def _n(asked: int | None, limits: Limits) -> int:
+    n = _whole("n", asked, 1, 1, MAX_N)
+    if limits.max_worker_sequences is not None and n > limits.max_worker_sequences:
+        raise invalid("n", f"n is {n}; the largest worker here runs at most {limits.max_worker_sequences} at once")
+    return n
 
 
 def _whole(field: str, value: int | None, default: int, low: int, high: int) -> int:

@@ -30,6 +30,7 @@ from protos.session_messages import (
     LegUpdate,
     LoadReport,
     Prefilled,
+    PrefillSpeed,
     Role,
     Stage,
     Start,
@@ -297,7 +298,9 @@ def encode_load(load: LoadReport) -> wire.LoadReport:
         held_blocks=load.held_blocks,
         steps=load.steps,
         decode_step_s=load.decode_step_s,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        prefill=None
+        if load.prefill is None
+        else wire.PrefillSpeed(step_s=load.prefill.step_s, token_s=load.prefill.token_s),
         exports=load.exports,
         is_draining=load.is_draining,
         is_stalled=load.is_stalled,
@@ -322,7 +325,7 @@ def decode_load(load: wire.LoadReport) -> LoadReport:
         held_blocks=load.held_blocks,
         steps=load.steps,
         decode_step_s=load.decode_step_s,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        prefill=PrefillSpeed(load.prefill.step_s, load.prefill.token_s) if load.HasField("prefill") else None,
         exports=load.exports,
         is_draining=load.is_draining,
         is_stalled=load.is_stalled,

@@ -173,6 +173,14 @@ class TransferCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillSpeed:
+    """A step that computes n tokens of prompts takes step_s + n * token_s."""
+
+    step_s: float
+    token_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """How busy a worker is. It doubles as the worker's heartbeat."""
 
@@ -184,7 +192,7 @@ class LoadReport:
     held_blocks: int = 0
     steps: int = 0
     decode_step_s: float = 0.0
-    prefill_tokens_per_s: float = 0.0
+    prefill: PrefillSpeed | None = None  # None: not known yet
     exports: int = 0
     is_draining: bool = False
     is_stalled: bool = False

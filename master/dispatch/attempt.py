@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
 from master.request import GenerationRequest
+from master.routing.policies import Policy
 from master.routing.router import Route, pick_decode
 from master.routing.views import PromptView, WorkerView
 from master.workers.session import Leg
@@ -51,6 +52,7 @@ class Attempt:
         progress: TokenProgress,
         trace: RequestTrace,
         avoided: Collection[str],
+        policy: Policy,
     ) -> None:
         self._request = request
         self._sequences = sequences
@@ -67,6 +69,7 @@ class Attempt:
         self._kv_handle: bytes | None = None
         self._num_refusals = 0
         self._unwanted = set(avoided)
+        self._policy = policy
         self._num_prompt_logprobs = 0
         self._held_deltas: list[TokenDelta] = []  # came before the prompt's log-probabilities, from the other worker
 
@@ -108,7 +111,8 @@ class Attempt:
         """On the best worker that is wanted; else on the one that computes the prompt."""
         worker = None
         if self._num_refusals < MAX_REFUSALS:
-            worker = pick_decode(self._workers.views(), self._route.worker, self._prompt, self._unwanted)
+            views = self._workers.views()
+            worker = pick_decode(views, self._route.worker, self._prompt, self._unwanted, self._policy)
         if worker is None:
             self._decode = None
             first.session.decode_here(first)

@@ -10,6 +10,7 @@ from master.dispatch.running_requests import RunningRequests
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Usage
 from master.request import GenerationRequest
+from master.routing.policies import Policy, soonest
 from master.text.text_stream import TextStream
 from master.text.tokenizer import Tokenizer
 from master.workers.session import Leg
@@ -23,10 +24,11 @@ CANCEL_TIMEOUT_S = 10.0  # for workers to let go of a cancelled request
 class Dispatcher:
     """`max_requests` is how many may be in flight; more are refused."""
 
-    def __init__(self, workers: Workers, tokenizer: Tokenizer, *, max_requests: int) -> None:
+    def __init__(self, workers: Workers, tokenizer: Tokenizer, *, max_requests: int, policy: Policy = soonest) -> None:
         self._workers = workers
         self._tokenizer = tokenizer
         self._max_requests = max_requests
+        self._policy = policy
         self._numbers = itertools.count(1)
         self._budget = RetryBudget()
         self._running = RunningRequests()
@@ -36,7 +38,7 @@ class Dispatcher:
         """Closing the generator cancels the request on every worker. Raises ServingError."""
         sequences = [_Sequence(request, index, self._tokenizer) for index in range(request.n)]
         self._admit()
-        attempts = RequestRun(request, self._workers, lambda: next(self._numbers), self._budget)
+        attempts = RequestRun(request, self._workers, lambda: next(self._numbers), self._budget, self._policy)
         running = asyncio.create_task(attempts.run(), name=request.id)
         running.add_done_callback(lambda _: attempts.progress.wake())
         with self._running.hold(request, running) as entry:

@@ -16,6 +16,7 @@ from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
 from master.errors import ErrorKind, ServingError, invalid
 from master.request import GenerationRequest
+from master.routing.policies import Policy, soonest
 from master.routing.router import Route, missing_route, pick_first, pick_last_resort
 from master.routing.views import PromptView
 from master.workers.workers import Workers
@@ -42,7 +43,12 @@ class RequestRun:
     """`run` returns when every sequence is finished, or raises ServingError; cancel it to give up."""
 
     def __init__(
-        self, request: GenerationRequest, workers: Workers, next_number: Callable[[], int], budget: RetryBudget
+        self,
+        request: GenerationRequest,
+        workers: Workers,
+        next_number: Callable[[], int],
+        budget: RetryBudget,
+        policy: Policy = soonest,
     ) -> None:
         self.progress = TokenProgress(request.n)
         self.trace = RequestTrace(request.arrived_s)
@@ -50,6 +56,7 @@ class RequestRun:
         self._workers = workers
         self._next_number = next_number
         self._budget = budget
+        self._policy = policy
         self._avoided: set[str] = set()
         self._running: set[Attempt] = set()
 
@@ -92,6 +99,7 @@ class RequestRun:
             request.prompt_ids + output_ids,
             len(request.prompt_ids) + request.sampling.max_tokens,
             request.cache_salt,
+            len(sequences),
         )
         attempt = Attempt(
             request,
@@ -104,6 +112,7 @@ class RequestRun:
             progress=self.progress,
             trace=self.trace,
             avoided=self._avoided,
+            policy=self._policy,
         )
         self.trace.begin_attempt()
         self._running.add(attempt)
@@ -121,9 +130,9 @@ class RequestRun:
             async with asyncio.timeout(PATIENCE_S if is_retry else 0):
                 while True:
                     views = self._workers.views()
-                    route = pick_first(views, prompt, self._avoided)
+                    route = pick_first(views, prompt, self._avoided, self._policy)
                     if route is None and is_retry:
-                        route = pick_last_resort(views, prompt, self._avoided)
+                        route = pick_last_resort(views, prompt, self._avoided, self._policy)
                     if route is not None:
                         return route
                     await self._workers.changed()

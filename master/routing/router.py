@@ -1,16 +1,15 @@
-"""Which workers serve an attempt: pure functions of what is known of them.
+"""Which workers may serve an attempt: pure functions of what is known of them.
 
-Prefill goes where the first token is expected soonest; decode is chosen later, when prefill has begun, on fresher
-figures. A worker that failed this request before (`avoided`) computes its prompt only if there is no other.
+The router says who is able; among those a policy chooses. Decode is chosen later than prefill, when that has begun, on
+fresher figures. A worker that failed this request before (`avoided`) computes its prompt only if there is no other.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from master.routing.policies import Policy, soonest
 from master.routing.views import PromptView, WorkerView
 from protos.session_messages import Role, Stage
-
-ASSUMED_PREFILL_TOKENS_PER_S = 1000.0  # while no worker has computed any
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +20,23 @@ class Route:
     stage: Stage
 
 
-def pick_first(workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str]) -> Route | None:
+def pick_first(
+    workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str], policy: Policy = soonest
+) -> Route | None:
     """The worker that computes the prompt; None when no worker may, or none is large enough."""
-    candidates = [worker for worker in workers if _can_begin(worker, workers) and _can_hold(worker, prompt)]
-    if not candidates:
+    able = [worker for worker in workers if _may_begin(worker) and _can_serve(worker, workers, prompt)]
+    if not able:
         return None
-    # A new worker is taken to be as fast as the others: taken for slow, it would never get to show that it is not.
-    typical = max(worker.prefill_tokens_per_s for worker in candidates) or ASSUMED_PREFILL_TOKENS_PER_S
-    worker = _best(candidates, avoided, lambda w: (_prefill_wait_s(w, prompt, typical), w.running_sequences, w.name))
+    worker = policy(_wanted(able, avoided), prompt, Stage.PREFILL)
     return Route(worker, Stage.PREFILL if worker.role is Role.PREFILL else Stage.WHOLE)
 
 
 def pick_decode(
-    workers: Sequence[WorkerView], prefill: WorkerView, prompt: PromptView, unwanted: Collection[str]
+    workers: Sequence[WorkerView],
+    prefill: WorkerView,
+    prompt: PromptView,
+    unwanted: Collection[str],
+    policy: Policy = soonest,
 ) -> WorkerView | None:
     """The worker that decodes what `prefill` computes; None when there is none that could hold it.
 
@@ -42,42 +45,60 @@ def pick_decode(
     able = [
         worker
         for worker in workers
-        if worker.name not in unwanted and _can_take_over(worker, prefill) and _can_hold(worker, prompt)
+        if worker.name not in unwanted and _can_take_over(worker, prefill) and _holds_all(worker, prompt)
     ]
     candidates = [worker for worker in able if worker.role is Role.DECODE] or able
-    if not candidates:
-        return None
-
-    def rank(worker: WorkerView) -> tuple[bool, int, int, str]:
-        missing = worker.blocks_for(prompt.num_tokens - prompt.cached_tokens(worker))
-        return (missing > worker.available_blocks, worker.running_sequences, missing, worker.name)
-
-    return min(candidates, key=rank)
+    return policy(candidates, prompt, Stage.DECODE) if candidates else None
 
 
-def pick_last_resort(workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str]) -> Route | None:
+def pick_last_resort(
+    workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str], policy: Policy = soonest
+) -> Route | None:
     """Any worker, whatever its role, to go on with what has begun: every engine can compute any stage."""
-    able = [worker for worker in workers if _fits(worker, prompt.max_total_tokens - 1, prompt)]
-    if not able:
-        return None
-    return Route(_best(able, avoided, lambda w: (w.running_sequences, w.name)), Stage.WHOLE)
+    able = [worker for worker in workers if _holds_all(worker, prompt)]
+    return Route(policy(_wanted(able, avoided), prompt, Stage.DECODE), Stage.WHOLE) if able else None
 
 
 def missing_route(workers: Sequence[WorkerView]) -> str | None:
     """Why no request could be served now; None when one could."""
     if not workers:
         return "no worker is connected"
-    if any(_can_begin(worker, workers) for worker in workers):
+    if any(_may_begin(worker) and _has_partner(worker, workers) for worker in workers):
         return None
     if any(worker.role is Role.PREFILL for worker in workers):
         return "no DECODE or MIX worker is connected that could take over from the PREFILL workers"
     return "no PREFILL, MIX or DEFAULT worker is connected"
 
 
-def _can_begin(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
-    if worker.role is Role.PREFILL:
-        return any(_can_take_over(other, worker) for other in workers)
-    return worker.role in (Role.MIX, Role.DEFAULT)
+def largest_room(workers: Sequence[WorkerView]) -> int | None:
+    """The longest prompt and completion together that any worker can bring to its end; None without one.
+
+    A prefill worker ends nothing, and the last token emitted needs no KV.
+    """
+    ends = [worker for worker in workers if worker.role is not Role.PREFILL]
+    return max((min(w.max_context, w.num_blocks * w.block_size + 1) for w in ends), default=None)
+
+
+def most_sequences(workers: Sequence[WorkerView]) -> int | None:
+    """The most sequences that any worker can bring to their end at once; None without one."""
+    return max((worker.max_num_seqs for worker in workers if worker.role is not Role.PREFILL), default=None)
+
+
+def _may_begin(worker: WorkerView) -> bool:
+    return worker.role in (Role.PREFILL, Role.MIX, Role.DEFAULT)
+
+
+def _has_partner(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
+    return worker.role is not Role.PREFILL or any(_can_take_over(other, worker) for other in workers)
+
+
+def _can_serve(worker: WorkerView, workers: Sequence[WorkerView], prompt: PromptView) -> bool:
+    """Whether the worker, together with one that takes over if it needs one, is large enough."""
+    if worker.role is not Role.PREFILL:
+        return _holds_all(worker, prompt)
+    return _fits(worker, prompt.num_tokens, prompt) and any(
+        _can_take_over(other, worker) and _holds_all(other, prompt) for other in workers
+    )
 
 
 def _can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
@@ -88,24 +109,15 @@ def _can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
     )
 
 
-def _can_hold(worker: WorkerView, prompt: PromptView) -> bool:
-    """A prefill worker needs to hold no more than the prompt; the last token emitted needs no KV anywhere."""
-    num_tokens = prompt.num_tokens if worker.role is Role.PREFILL else prompt.max_total_tokens - 1
-    return _fits(worker, num_tokens, prompt)
+def _holds_all(worker: WorkerView, prompt: PromptView) -> bool:
+    """Whether prompt and completion fit; the last token emitted needs no KV."""
+    return prompt.max_total_tokens <= worker.max_context and _fits(worker, prompt.max_total_tokens - 1, prompt)
 
 
 def _fits(worker: WorkerView, num_tokens: int, prompt: PromptView) -> bool:
-    return worker.blocks_for(num_tokens) <= worker.num_blocks and prompt.max_total_tokens <= worker.max_context
+    has_blocks = worker.blocks_for(num_tokens) <= worker.num_blocks
+    return has_blocks and num_tokens < worker.max_context and prompt.num_sequences <= worker.max_num_seqs
 
 
-def _prefill_wait_s(worker: WorkerView, prompt: PromptView, typical: float) -> float:
-    rate = worker.prefill_tokens_per_s or typical
-    return (worker.queued_prefill_tokens + prompt.num_tokens - prompt.cached_tokens(worker)) / rate
-
-
-def _best(
-    candidates: Sequence[WorkerView],
-    avoided: Collection[str],
-    rank: Callable[[WorkerView], tuple[float | str, ...]],
-) -> WorkerView:
-    return min(candidates, key=lambda worker: (worker.name in avoided, *rank(worker)))
+def _wanted(able: Sequence[WorkerView], avoided: Collection[str]) -> Sequence[WorkerView]:
+    return [worker for worker in able if worker.name not in avoided] or able

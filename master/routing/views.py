@@ -5,34 +5,43 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from protos.block_hash import extend_chain, root_hash
-from protos.session_messages import Role
+from protos.session_messages import PrefillSpeed, Role
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A connected worker that takes work. Figures include what this master sent since the last load report."""
+    """A connected worker that takes work, and every figure that routing goes by.
+
+    Load includes what this master sent since the worker's last report.
+    """
 
     name: str
     role: Role
     model: str
     layout_fingerprint: bytes
     block_size: int
+    num_blocks: int
+    max_context: int
+    max_num_seqs: int
+    queued_requests: int
     queued_prefill_tokens: int
     running_sequences: int
     available_blocks: int
-    num_blocks: int
-    max_context: int
-    prefill_tokens_per_s: float  # 0: not known yet
+    prefill_speed: PrefillSpeed | None  # None: not known yet
     cached_blocks: AbstractSet[bytes]
+    last_used: int  # grows with each leg that this master begins anywhere; 0: never
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
 
 class PromptView:
-    """What matters of the tokens an attempt begins with, and how long the sequence may get."""
+    """What matters of the tokens an attempt begins with, and how many sequences of what length may come of it."""
 
-    def __init__(self, token_ids: Sequence[int], max_total_tokens: int, cache_salt: str) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], max_total_tokens: int, cache_salt: str, num_sequences: int = 1
+    ) -> None:
+        self.num_sequences = num_sequences
         self.num_tokens = len(token_ids)
         self.max_total_tokens = max_total_tokens
         self._token_ids = token_ids

@@ -97,6 +97,7 @@ class WorkerSession:
         self._access = access
         self._was_refused = False
         self._is_draining = False
+        self._last_used = 0  # number of the newest leg
         self._legs: dict[int, Leg] = {}
         self._leaving: dict[int, Leg] = {}  # over, but the worker may still hold blocks for them
         self._cached: set[bytes] = set()
@@ -129,13 +130,16 @@ class WorkerSession:
             model=self.welcome.model.identity,
             layout_fingerprint=self.welcome.layout_fingerprint,
             block_size=self.welcome.block_size,
-            queued_prefill_tokens=max(self.load.queued_prefill_tokens, sum(leg.uncached_tokens for leg in prefilling)),
-            running_sequences=max(self.load.running_sequences, len(self._legs)),
-            available_blocks=self.load.available_blocks - unseen_blocks,
             num_blocks=self.welcome.num_blocks,
             max_context=self.welcome.max_context,
-            prefill_tokens_per_s=self.load.prefill_tokens_per_s,
+            max_num_seqs=self.welcome.max_num_seqs,
+            queued_requests=max(self.load.queued_requests, len(prefilling)),
+            queued_prefill_tokens=max(self.load.queued_prefill_tokens, sum(leg.uncached_tokens for leg in prefilling)),
+            running_sequences=max(self.load.running_sequences, sum(len(leg.unfinished) for leg in legs)),
+            available_blocks=self.load.available_blocks - unseen_blocks,
+            prefill_speed=self.load.prefill,
             cached_blocks=self._cached,
+            last_used=self._last_used,
         )
 
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
@@ -143,6 +147,7 @@ class WorkerSession:
         assert self.welcome is not None, self.name
         leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
         self._legs[start.leg] = leg
+        self._last_used = start.leg
         self._send(start)
         return leg
 

@@ -177,7 +177,7 @@ async def test_long_prompts_on_a_small_decode_worker_all_finish(tight: Cluster) 
 
 async def test_a_request_that_never_fits_is_refused_and_one_too_many_too(tight: Cluster) -> None:
     async with AsyncClient(tight.grpc_address, retries=ONCE, timeout_s=DEADLINE_S) as client:
-        with pytest.raises(Exception, match="KV cache here holds 961 tokens"):
+        with pytest.raises(Exception, match="worker here holds 961 tokens"):
             await client.generate([5] * 900, max_tokens=62)
         results = await asyncio.gather(
             *(client.generate([5] * 40, max_tokens=64, ignore_eos=True) for _ in range(2 * MAX_IN_FLIGHT)),

@@ -231,7 +231,17 @@ def test_a_prompt_must_be_ids_of_the_vocabulary(prompt: tuple[int, ...], message
     assert (refused.value.field, refused.value.message, refused.value.code) == ("prompt", message, None)
 
 
-@pytest.mark.parametrize("limits", [Limits(CONTEXT), Limits(CONTEXT + 50), Limits(1000, max_cluster_tokens=CONTEXT)])
+def test_more_sequences_than_any_worker_runs_are_refused() -> None:
+    """R14: before anything is computed, naming n."""
+    limits = Limits(CONTEXT, max_worker_sequences=4)
+    assert build(RequestOptions(n=4), limits=limits).n == 4
+    with pytest.raises(ServingError) as refused:
+        build(RequestOptions(n=5), limits=limits)
+    assert (refused.value.kind, refused.value.field) == (ErrorKind.INVALID_REQUEST, "n")
+    assert "at most 4" in refused.value.message
+
+
+@pytest.mark.parametrize("limits", [Limits(CONTEXT), Limits(CONTEXT + 50), Limits(1000, max_worker_tokens=CONTEXT)])
 @pytest.mark.parametrize("num_prompt", [CONTEXT, CONTEXT + 1])
 def test_a_prompt_must_leave_room_for_a_token(limits: Limits, num_prompt: int) -> None:
     with pytest.raises(ServingError) as refused:

@@ -106,8 +106,9 @@ to_master = st.one_of(
     ),
     st.builds(m.Step, st.lists(updates, max_size=3).map(tuple)),
     st.builds(
-        m.LoadReport, st.sampled_from(m.Role), u32, u64, u32, u32, u32, u64, double, double, u32, st.booleans(),
-        st.booleans(), st.builds(m.TransferCounters, u64, u64, u64, u64, u64),
+        m.LoadReport, st.sampled_from(m.Role), u32, u64, u32, u32, u32, u64, double,
+        st.none() | st.builds(m.PrefillSpeed, double, double), u32, st.booleans(), st.booleans(),
+        st.builds(m.TransferCounters, u64, u64, u64, u64, u64),
     ),
     st.builds(m.CacheEvents, u64, hashes, hashes, st.booleans()),
 )  # fmt: skip

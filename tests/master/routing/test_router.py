@@ -4,9 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from master.routing.router import missing_route, pick_decode, pick_first, pick_last_resort
+from master.routing.router import (
+    largest_room,
+    missing_route,
+    most_sequences,
+    pick_decode,
+    pick_first,
+    pick_last_resort,
+)
 from master.routing.views import PromptView, WorkerView
-from protos.block_hash import extend_chain, root_hash
 from protos.session_messages import Role, Stage
 
 PROMPT = tuple(range(20))
@@ -19,25 +25,22 @@ def worker(name: str, role: Role, **changes: object) -> WorkerView:
         model="tiny",
         layout_fingerprint=b"layout",
         block_size=4,
+        num_blocks=100,
+        max_context=1000,
+        max_num_seqs=64,
+        queued_requests=0,
         queued_prefill_tokens=0,
         running_sequences=0,
         available_blocks=100,
-        num_blocks=100,
-        max_context=1000,
-        prefill_tokens_per_s=0.0,
+        prefill_speed=None,
         cached_blocks=frozenset(),
+        last_used=0,
     )
     return replace(view, **changes)  # type: ignore[arg-type]
 
 
-def prompt(max_total_tokens: int = 40) -> PromptView:
-    return PromptView(PROMPT, max_total_tokens, "")
-
-
-def cached(num_blocks: int) -> frozenset[bytes]:
-    chain: list[bytes] = []
-    extend_chain(chain, root_hash("tiny", ""), PROMPT, len(PROMPT), 4)
-    return frozenset(chain[:num_blocks])
+def prompt(max_total_tokens: int = 40, num_sequences: int = 1) -> PromptView:
+    return PromptView(PROMPT, max_total_tokens, "", num_sequences)
 
 
 PREFILL, DECODE = worker("prefill-0", Role.PREFILL), worker("decode-0", Role.DECODE)
@@ -81,33 +84,6 @@ def test_another_layout_cannot_take_over() -> None:
     assert pick_decode([PREFILL, stranger, MIX], PREFILL, prompt(), ()) == MIX
 
 
-def test_prefill_goes_where_the_first_token_comes_soonest() -> None:
-    busy = worker("a", Role.MIX, queued_prefill_tokens=500)
-    slow = worker("b", Role.MIX, queued_prefill_tokens=400, prefill_tokens_per_s=100.0)
-    fast = worker("c", Role.MIX, queued_prefill_tokens=500, prefill_tokens_per_s=100_000.0)
-    idle = worker("d", Role.MIX)
-    assert pick_first([slow, fast], prompt(), ()).worker == fast  # type: ignore[union-attr]
-    assert pick_first([busy, idle], prompt(), ()).worker == idle  # type: ignore[union-attr]
-
-
-def test_a_new_worker_gets_work_though_its_speed_is_not_known() -> None:
-    known = worker("a", Role.MIX, queued_prefill_tokens=1, prefill_tokens_per_s=100_000.0)
-    new = worker("b", Role.MIX)
-    assert pick_first([known, new], prompt(), ()).worker == new  # type: ignore[union-attr]
-
-
-def test_prefill_goes_where_the_prompt_is_cached() -> None:
-    cold, warm = worker("a", Role.PREFILL), worker("b", Role.PREFILL, cached_blocks=cached(3))
-    assert pick_first([cold, warm, DECODE], prompt(), ()).worker == warm  # type: ignore[union-attr]
-
-
-def test_decode_goes_to_the_least_loaded_that_has_room() -> None:
-    full = worker("a", Role.DECODE, available_blocks=1)
-    busy = worker("b", Role.DECODE, running_sequences=9)
-    assert pick_decode([full, busy, PREFILL], PREFILL, prompt(), ()) == busy
-    assert pick_decode([full, PREFILL], PREFILL, prompt(), ()) == full
-
-
 def test_decode_goes_to_a_mix_worker_only_without_a_decode_worker() -> None:
     busy = replace(DECODE, running_sequences=50)
     assert pick_decode([MIX, busy], PREFILL, prompt(), ()) == busy
@@ -138,8 +114,34 @@ def test_a_request_that_fits_nowhere_has_no_route() -> None:
 
 
 def test_a_prefill_worker_holds_only_the_prompt() -> None:
-    small = worker("small", Role.PREFILL, num_blocks=5)
+    small = worker("small", Role.PREFILL, num_blocks=5, max_context=21)
     assert pick_first([small, DECODE], prompt(200), ()).worker == small  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("limit", [{"max_context": 39}, {"num_blocks": 9}, {"max_num_seqs": 2}])
+def test_only_workers_that_are_large_enough_are_asked(limit: dict[str, int]) -> None:
+    """R8, R14: limits are each worker's own, and a small one takes what fits it."""
+    wanted = prompt(40, num_sequences=3)
+    for role in (Role.MIX, Role.DEFAULT):
+        small, large = worker("a", role, **limit), worker("b", role, running_sequences=60)
+        assert pick_first([small, large], wanted, ()).worker == large  # type: ignore[union-attr]
+        assert pick_first([small], wanted, ()) is None
+        assert pick_first([small], prompt(30), ()) is not None
+    small, large = worker("a", Role.DECODE, **limit), worker("b", Role.DECODE, running_sequences=60)
+    assert pick_decode([small, large], PREFILL, wanted, ()) == large
+    assert pick_first([PREFILL, small], wanted, ()) is None, "nobody could take over"
+    assert pick_last_resort([small], wanted, ()) is None
+
+
+def test_the_limits_of_a_cluster_are_those_of_its_largest_workers() -> None:
+    """R8"""
+    long = worker("long", Role.MIX, max_context=5000, num_blocks=50, max_num_seqs=4)
+    wide = worker("wide", Role.DECODE, max_context=300, num_blocks=1000, max_num_seqs=16)
+    prefill = worker("prefill", Role.PREFILL, max_context=9000, num_blocks=9000, max_num_seqs=99)
+    assert largest_room([long, prefill]) == 201
+    assert largest_room([long, wide, prefill]) == 300
+    assert most_sequences([long, wide, prefill]) == 16
+    assert largest_room([prefill]) is most_sequences([]) is None
 
 
 def test_the_last_resort_is_any_role() -> None:

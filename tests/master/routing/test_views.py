@@ -14,13 +14,16 @@ def worker(block_size: int = 4, model: str = "tiny", cached: tuple[bytes, ...] =
         model=model,
         layout_fingerprint=b"layout",
         block_size=block_size,
+        num_blocks=10,
+        max_context=1000,
+        max_num_seqs=8,
+        queued_requests=0,
         queued_prefill_tokens=0,
         running_sequences=0,
         available_blocks=10,
-        num_blocks=10,
-        max_context=1000,
-        prefill_tokens_per_s=0.0,
+        prefill_speed=None,
         cached_blocks=frozenset(cached),
+        last_used=0,
     )
 
 

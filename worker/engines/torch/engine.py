@@ -221,7 +221,7 @@ class Engine:
             held_blocks=pool.num_held,
             steps=self.stats.num_steps,
             decode_step_s=self.stats.decode_step_s,
-            prefill_tokens_per_s=self.stats.prefill_tokens_per_s,
+            prefill=self.stats.prefill_speed,
             exports=self._legs.num_exports,
             is_draining=self._legs.is_draining,
             transfer=self._port.counters(),

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from protos.session_messages import PrefillSpeed
+from worker.engines.torch.prefill_fit import PrefillFit
 from worker.engines.torch.scheduler import Chunk
 
 _WEIGHT = 0.1  # of the newest step in a moving average
@@ -13,7 +15,12 @@ class EngineStats:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.decode_step_s = 0.0
-        self.prefill_tokens_per_s = 0.0
+        self._prefill = PrefillFit()
+
+    @property
+    def prefill_speed(self) -> PrefillSpeed | None:
+        """None before the first prompt."""
+        return self._prefill.speed()
 
     def count_step(self, chunks: Sequence[Chunk], duration_s: float) -> None:
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
@@ -24,7 +31,7 @@ class EngineStats:
         if num_tokens == num_decode:
             self.decode_step_s = _average(self.decode_step_s, duration_s)
         else:
-            self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, num_tokens / max(duration_s, 1e-9))
+            self._prefill.add(num_tokens, duration_s)
 
 
 def _average(old: float, new: float) -> float:

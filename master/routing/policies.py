@@ -1,0 +1,68 @@
+"""Routing policies: which of the workers that are able takes a request's next stage.
+
+A policy is one pure function and a line in POLICIES. It is asked for the worker that computes the prompt (stage
+PREFILL), and later for the one that decodes (DECODE). All candidates are able and allowed, and there is at least one.
+What it may know of them is in `WorkerView`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from master.routing.views import PromptView, WorkerView
+from protos.session_messages import PrefillSpeed, Role, Stage
+
+Policy = Callable[[Sequence[WorkerView], PromptView, Stage], WorkerView]
+
+ASSUMED_SPEED = PrefillSpeed(step_s=0.0, token_s=0.001)  # while no worker has computed any
+# What a sequence that decodes still costs its worker, in tokens computed; nobody knows how long an answer gets.
+ASSUMED_OUTPUT_TOKENS = 64
+# Figures are measured: waits that differ by less are the same, and then the worker that rested longest is taken.
+SAME_SHARE = 0.25
+SAME_S = 0.001
+
+
+def soonest(candidates: Sequence[WorkerView], prompt: PromptView, stage: Stage) -> WorkerView:
+    """The prompt goes where the first token is expected soonest, decoding where the fewest sequences run.
+
+    A cached prefix counts as tokens that need no computing, so it attracts its like until waiting costs more.
+    """
+    roomy = [worker for worker in candidates if _has_room(worker, prompt)] or candidates
+    if stage is Stage.DECODE:
+        return min(roomy, key=lambda w: (w.running_sequences, _missing_blocks(w, prompt), w.last_used, w.name))
+    # A new worker is taken to be as fast as the others: taken for slow, it would never get to show that it is not.
+    known = [worker.prefill_speed for worker in roomy if worker.prefill_speed is not None]
+    typical = min(known, key=lambda speed: speed.token_s, default=ASSUMED_SPEED)
+    waits_s = [_wait_s(worker, prompt, typical) for worker in roomy]
+    same_s = min(waits_s) * (1 + SAME_SHARE) + SAME_S
+    return _longest_rested([worker for worker, wait_s in zip(roomy, waits_s, strict=True) if wait_s <= same_s])
+
+
+def round_robin(candidates: Sequence[WorkerView], prompt: PromptView, stage: Stage) -> WorkerView:
+    """Each in turn, whatever is known of them."""
+    return _longest_rested(candidates)
+
+
+POLICIES: dict[str, Policy] = {"soonest": soonest, "round_robin": round_robin}
+
+
+def _longest_rested(workers: Sequence[WorkerView]) -> WorkerView:
+    return min(workers, key=lambda worker: (worker.last_used, worker.name))
+
+
+def _wait_s(worker: WorkerView, prompt: PromptView, typical: PrefillSpeed) -> float:
+    """Until the prompt would be computed there, and what its decoding would cost among those that decode already."""
+    speed = worker.prefill_speed or typical
+    num_tokens = worker.queued_prefill_tokens + prompt.num_tokens - prompt.cached_tokens(worker)
+    if worker.role is not Role.PREFILL:
+        output_tokens = min(prompt.max_total_tokens - prompt.num_tokens, ASSUMED_OUTPUT_TOKENS)
+        num_tokens += worker.running_sequences * output_tokens
+    return speed.step_s * (worker.queued_requests + 1) + speed.token_s * num_tokens
+
+
+def _has_room(worker: WorkerView, prompt: PromptView) -> bool:
+    """Whether the prompt could begin at once."""
+    has_slots = worker.running_sequences + prompt.num_sequences <= worker.max_num_seqs
+    return has_slots and _missing_blocks(worker, prompt) <= worker.available_blocks
+
+
+def _missing_blocks(worker: WorkerView, prompt: PromptView) -> int:
+    return worker.blocks_for(prompt.num_tokens - prompt.cached_tokens(worker))
