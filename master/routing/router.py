@@ -59,11 +59,11 @@ def pick_last_resort(
     return Route(policy(_wanted(able, avoided), prompt, Stage.DECODE), Stage.WHOLE) if able else None
 
 
-def missing_route(workers: Sequence[WorkerView]) -> str | None:
-    """Why no request could be served now; None when one could."""
+def missing_route(workers: Sequence[WorkerView], *, any_role: bool = False) -> str | None:
+    """Why no request could be served now; None when one could. With `any_role` every worker serves if need be."""
     if not workers:
         return "no worker is connected"
-    if any(_may_begin(worker) and _has_partner(worker, workers) for worker in workers):
+    if any_role or any(_may_begin(worker) and _has_partner(worker, workers) for worker in workers):
         return None
     if any(worker.role is Role.PREFILL for worker in workers):
         return "no DECODE or MIX worker is connected that could take over from the PREFILL workers"
