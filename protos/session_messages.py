@@ -184,7 +184,7 @@ class PrefillSpeed:
 class LoadReport:
     """How busy a worker is. It doubles as the worker's heartbeat."""
 
-    role: Role
+    role: Role = Role.DEFAULT
     queued_requests: int = 0
     queued_prefill_tokens: int = 0
     running_sequences: int = 0

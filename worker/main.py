@@ -35,13 +35,13 @@ def main() -> None:
 
 async def _run(config: WorkerConfig) -> None:
     # torch and transformers take seconds to import; what is wrong with a flag should show at once.
-    from worker.engines.torch.parts import build_engine
+    from worker.engines.torch.assembly import assemble
     from worker.worker import Worker
 
     stop = StopSignal()
     advertise_host = config.advertise_host or free_of_wildcard(config.host)
-    parts = await asyncio.to_thread(build_engine, config, advertise_host)
-    await Worker(config, parts).run(stop)
+    engine = await asyncio.to_thread(assemble, config, advertise_host)
+    await Worker(config, engine).run(stop)
 
 
 if __name__ == "__main__":

@@ -6,35 +6,38 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from worker.engines.torch.parts import EngineParts
+from worker.engines.compute_engine import ComputeEngine
 
 
 class WorkerCollector(Collector):
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
+    def __init__(self, engine: ComputeEngine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        engine, pool = self._parts.engine, self._parts.pool
-        load, stats = engine.load, engine.stats
+        load, figures = self._engine.load, self._engine.figures
         yield _gauge("queued_requests", "Legs that wait for blocks", load.queued_requests)
         yield _gauge("queued_prefill_tokens", "Prompt tokens still to be computed", load.queued_prefill_tokens)
         yield _gauge("running_sequences", "Sequences that hold blocks and run or pull", load.running_sequences)
         yield _gauge("exports", "Hand-offs waiting for a decode worker", load.exports)
         blocks = GaugeMetricFamily("pdserve_kv_blocks", "Blocks of the KV pool by state", labels=["state"])
-        for state, number in (("free", pool.num_free), ("cached", pool.num_cached), ("held", pool.num_held)):
+        for state, number in (
+            ("free", figures.free_blocks),
+            ("cached", figures.cached_blocks),
+            ("held", figures.held_blocks),
+        ):
             blocks.add_metric([state], number)
         yield blocks
-        yield _counter("engine_steps", "Forward passes", stats.num_steps)
-        yield _counter("preemptions", "Sequences that gave up their blocks", engine.num_preemptions)
+        yield _counter("engine_steps", "Forward passes", figures.num_steps)
+        yield _counter("preemptions", "Sequences that gave up their blocks", figures.num_preemptions)
         tokens = CounterMetricFamily("pdserve_computed_tokens", "Tokens computed by stage", labels=["stage"])
-        tokens.add_metric(["prefill"], stats.num_prefill_tokens)
-        tokens.add_metric(["decode"], stats.num_decode_tokens)
+        tokens.add_metric(["prefill"], figures.num_prefill_tokens)
+        tokens.add_metric(["decode"], figures.num_decode_tokens)
         yield tokens
         yield from self._transfers()
 
     def _transfers(self) -> Iterator[Metric]:
-        sent = self._parts.port.sent
-        received = self._parts.port.counters()
+        transfers = self._engine.transfers
+        sent, received = transfers.sent, transfers.received
         num_bytes = CounterMetricFamily("pdserve_transfer_sent_bytes", "KV sent", labels=["transport"])
         num_blocks = CounterMetricFamily("pdserve_transfer_sent_blocks", "Blocks sent", labels=["transport"])
         for transport in sent.num_bytes:
@@ -50,7 +53,7 @@ class WorkerCollector(Collector):
         waiting = CounterMetricFamily(
             "pdserve_transfer_wait_seconds", "Of it, prefill still computing", labels=["transport"]
         )
-        for transport, times in self._parts.port.times().items():
+        for transport, times in transfers.times.items():
             duration.add_metric([transport.name.lower()], times.num_pulls, times.total_s)
             waiting.add_metric([transport.name.lower()], times.wait_s)
         yield from (duration, waiting)
@@ -61,10 +64,10 @@ class WorkerCollector(Collector):
         yield _counter("transfer_garbage_connections", "Connections that spoke no transfer protocol", sent.num_garbage)
 
 
-def render_metrics(parts: EngineParts) -> bytes:
+def render_metrics(engine: ComputeEngine) -> bytes:
     """The text that Prometheus scrapes."""
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(parts))
+    registry.register(WorkerCollector(engine))
     return generate_latest(registry)
 
 

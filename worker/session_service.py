@@ -1,4 +1,4 @@
-"""The session with masters: one stream each, the engine behind it."""
+"""The session with masters: one stream each, the legs behind it."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from protos.session_messages import (
     Welcome,
 )
 from protos.session_pb2_grpc import WorkerServicer
-from worker.engines.torch.engine import Engine
+from worker.legs.leg_life import Legs
 from worker.master_link import MasterLink
 
 logger = logging.getLogger(__name__)
@@ -33,18 +33,18 @@ Context = grpc.aio.ServicerContext[wire.ToWorker, wire.ToMaster]
 
 
 class SessionService(WorkerServicer):
-    """`welcome`, `load` and `drain` are asked of the process around the engine."""
+    """`welcome`, `load` and `drain` are asked of the process around it."""
 
     def __init__(
         self,
-        engine: Engine,
+        legs: Legs,
         *,
         welcome: Callable[[], Welcome],
         load: Callable[[], LoadReport],
         drain: Callable[[], None],
         master_timeout_s: float,
     ) -> None:
-        self._engine = engine
+        self._legs = legs
         self._welcome = welcome
         self._load = load
         self._drain = drain
@@ -62,7 +62,7 @@ class SessionService(WorkerServicer):
         except TimeoutError as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         link = MasterLink(hello.master_id)
-        self._engine.attach(link)
+        self._legs.attach(link)
         self.num_sessions += 1
         logger.info("master %s connected", link.master_id)
         reader = asyncio.create_task(self._obey(context, link), name=f"session of {link.master_id}")
@@ -71,7 +71,7 @@ class SessionService(WorkerServicer):
             # A write may wait for ever on a master that does not read; the reader notices when it is gone.
             await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._engine.detach(link)
+            self._legs.detach(link)
             self.num_sessions -= 1
             logger.info("master %s is gone", link.master_id)
             reader.cancel()
@@ -80,7 +80,7 @@ class SessionService(WorkerServicer):
         await _tell_why(context, reader, writer)
 
     async def _report(self, context: Context, link: MasterLink) -> None:
-        """Send welcome, what the engine delivers, and the load at least every LOAD_INTERVAL_S."""
+        """Send welcome, what the legs deliver, and the load at least every LOAD_INTERVAL_S."""
         await _write(context, self._welcome())
         loop = asyncio.get_running_loop()
         next_load_s = loop.time()
@@ -98,11 +98,11 @@ class SessionService(WorkerServicer):
                 case None:
                     return
                 case Start():
-                    self._engine.begin(link, message)
+                    self._legs.begin(link, message)
                 case Cancel():
-                    self._engine.cancel(link, message.leg, message.sequence)
+                    self._legs.cancel(link, message.leg, message.sequence)
                 case DecodeHere():
-                    self._engine.decode_here(link, message.leg)
+                    self._legs.decode_here(link, message.leg)
                 case Drain():
                     self._drain()
                 case Heartbeat():

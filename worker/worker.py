@@ -25,8 +25,9 @@ from registry.registration import Registration
 from serving.http_server import HttpServer
 from serving.stop_signal import StopSignal
 from worker.config import WorkerConfig
-from worker.engines.torch.parts import EngineParts
+from worker.engines.compute_engine import ComputeEngine
 from worker.http_app import create_app
+from worker.legs.leg_life import Legs
 from worker.metrics import render_metrics
 from worker.rpc_server import RpcServer
 from worker.session_service import SessionService
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 REGISTRY_TTL_S = 6
 DRAIN_CHECK_S = 0.1
+ENGINE_STOP_S = 10.0
 
 
 class EngineDied(RuntimeError):
@@ -42,11 +44,12 @@ class EngineDied(RuntimeError):
 
 
 class Worker:
-    """`parts` come with a bound transfer port and an engine that is not started yet; `run` ends both."""
+    """`engine` is not started yet; `run` starts and stops it."""
 
-    def __init__(self, config: WorkerConfig, parts: EngineParts) -> None:
+    def __init__(self, config: WorkerConfig, engine: ComputeEngine) -> None:
         self._config = config
-        self._parts = parts
+        self._engine = engine
+        self._legs = Legs(engine)
         self._keys = config.cluster_keys()
         self._tls = config.master_tls()
         self._advertise_host = config.advertise_host or free_of_wildcard(config.host)
@@ -57,9 +60,9 @@ class Worker:
 
     async def run(self, stop: StopSignal) -> None:
         """Serves until told to stop, and drained. Raises FlagError when it cannot begin, and EngineDied."""
-        config, engine = self._config, self._parts.engine
+        config = self._config
         sessions = SessionService(
-            engine,
+            self._legs,
             welcome=self._welcome,
             load=self._load,
             drain=self._begin_drain,
@@ -72,14 +75,13 @@ class Worker:
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
         )
         http = HttpServer(
-            create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(self._parts)),
+            create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(self._engine)),
             config.host,
             config.port,
         )
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(asyncio.to_thread, self._parts.port.close)
-            engine.start()
-            stack.push_async_callback(asyncio.to_thread, engine.stop)
+            self._engine.start(self._legs)
+            stack.push_async_callback(self._stop_engine)
             await _bind("disagg_pd_port", config.disagg_pd_port, rpc.start(config.host, config.disagg_pd_port))
             stack.push_async_callback(rpc.close, 0.5)
             await _bind("port", config.port, http.start())
@@ -99,7 +101,7 @@ class Worker:
     async def _stopped(self, stop: StopSignal) -> None:
         """Returns when told to stop. Raises EngineDied: then masters go on elsewhere, and a supervisor begins anew."""
         stopping = asyncio.create_task(stop.wait())
-        dying = asyncio.create_task(asyncio.to_thread(self._parts.engine.join))
+        dying = asyncio.create_task(asyncio.to_thread(self._engine.join))
         await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if dying.done():
@@ -115,7 +117,7 @@ class Worker:
 
     @property
     def _is_stalled(self) -> bool:
-        return time.monotonic() - self._parts.engine.last_progress_s > self._config.stall_timeout_s
+        return time.monotonic() - self._engine.last_progress_s > self._config.stall_timeout_s
 
     async def _register(self, etcd: EtcdClient, record: InstanceRecord) -> None:
         """Returns once the registry has the record. Raises FlagError if etcd can't be reached or refuses it."""
@@ -143,9 +145,9 @@ class Worker:
     def _begin_drain(self) -> None:
         if self._is_draining:
             return
-        logger.info("draining: %d legs are left", self._parts.engine.num_legs)
+        logger.info("draining: %d legs are left", self._legs.num_unreleased)
         self._is_draining = True
-        self._parts.engine.drain()
+        self._legs.drain()
         if self._registration is not None:
             record = self._registration.record
             assert isinstance(record, InstanceRecord)
@@ -156,30 +158,39 @@ class Worker:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 urged = asyncio.create_task(stop.wait_urgent())
                 try:
-                    while self._parts.engine.num_legs > 0 and not urged.done():
+                    while self._legs.num_unreleased > 0 and not urged.done():
                         await asyncio.wait([urged], timeout=DRAIN_CHECK_S)
                 finally:
                     urged.cancel()
-        logger.info("leaving with %d legs unfinished", self._parts.engine.num_legs)
+        logger.info("leaving with %d legs unfinished", self._legs.num_unreleased)
+
+    async def _stop_engine(self) -> None:
+        if not await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S):
+            logger.error("the engine did not stop within %g s", ENGINE_STOP_S)
 
     def _load(self) -> LoadReport:
-        return dataclasses.replace(self._parts.engine.load, is_draining=self._is_draining, is_stalled=self._is_stalled)
+        return dataclasses.replace(
+            self._engine.load,
+            role=self._config.effective_role,
+            is_draining=self._is_draining,
+            is_stalled=self._is_stalled,
+        )
 
     def _welcome(self) -> Welcome:
-        limits = self._parts.limits
+        identity, limits = self._engine.identity, self._engine.limits
         return Welcome(
             instance=self._instance,
             role=self._config.effective_role,
-            model=self._parts.loaded.served,
+            model=identity.model,
             incarnation=self._incarnation,
-            layout_fingerprint=self._parts.layout.fingerprint(),
+            layout_fingerprint=identity.layout_fingerprint,
             block_size=limits.block_size,
             num_blocks=limits.num_blocks,
             max_context=limits.max_context,
             max_num_seqs=limits.max_num_seqs,
             vocab_size=limits.vocab_size,
             version=version("pdserve"),
-            transfer_address=self._parts.port.address,
+            transfer_address=identity.transfer_address,
         )
 
     def _record(self, rpc_port: int, http_port: int) -> InstanceRecord:

@@ -11,7 +11,7 @@ from worker.metrics import render_metrics
 
 
 def value(node: Node, metric: str) -> float:
-    found = re.search(rf"^{re.escape(metric)} (\S+)$", render_metrics(node.parts).decode(), re.MULTILINE)
+    found = re.search(rf"^{re.escape(metric)} (\S+)$", render_metrics(node.engine).decode(), re.MULTILINE)
     assert found is not None, metric
     return float(found[1])
 

@@ -49,7 +49,7 @@ class Served:
         self.num_drains = 0
         self.node = node
         self.sessions = SessionService(
-            node.engine,
+            node.legs,
             welcome=self.welcome,
             load=lambda: node.engine.load,
             drain=self._drain,
@@ -60,20 +60,20 @@ class Served:
         self.port = self._server.add_insecure_port(f"{HOST}:0")
 
     def welcome(self) -> Welcome:
-        limits = self.node.parts.limits
+        limits = self.node.engine.limits
         return Welcome(
             "instance",
             Role.MIX,
-            self.node.parts.loaded.served,
+            self.node.engine.identity.model,
             5,
-            self.node.parts.layout.fingerprint(),
+            self.node.layout.fingerprint(),
             limits.block_size,
             limits.num_blocks,
             limits.max_context,
             limits.max_num_seqs,
             limits.vocab_size,
             "1",
-            self.node.parts.port.address,
+            self.node.engine.identity.transfer_address,
         )
 
     def _drain(self) -> None:
@@ -322,7 +322,7 @@ async def test_what_a_slow_master_does_not_read_coalesces(served: Served, llama:
     async with session(served, NARROW) as mine:
         before = llama.engine.stats.num_steps
         await mine.write(*(talkative(number) for number in range(4)))
-        await until(lambda: llama.engine.stats.num_steps > before + 100 and llama.engine.num_legs == 0)
+        await until(lambda: llama.engine.stats.num_steps > before + 100 and llama.legs.num_unreleased == 0)
         num_steps = llama.engine.stats.num_steps - before
         outcomes = await mine.result(0, 1, 2, 3)
         for outcome in outcomes:

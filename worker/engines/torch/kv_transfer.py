@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.counters import ServerCounters
@@ -15,19 +14,11 @@ from kvcache.transfer.pull import Pull, TransferResult
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
 from protos.session_messages import TransferCounters
+from worker.engines.compute_engine import PullTimes
 
 logger = logging.getLogger(__name__)
 
 PullOutcome = TransferResult | TransferError
-
-
-@dataclass(frozen=True, slots=True)
-class PullTimes:
-    """Of all pulls over one transport; `wait_s` of `total_s` was prefill still computing."""
-
-    num_pulls: int = 0
-    total_s: float = 0.0
-    wait_s: float = 0.0
 
 
 class KvPort:

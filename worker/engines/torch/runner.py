@@ -16,7 +16,7 @@ class StepLogits:
     """`last[i]` [vocabulary] predicts the next token of the i-th chunk that is its sequence's last.
 
     `prompt[i]` [positions, vocabulary] predicts, for chunk i, the prompt tokens after each of its tokens; only where
-    the leg asked for them.
+    the run asked for them.
     """
 
     last: torch.Tensor
@@ -77,8 +77,8 @@ def _kept_positions(chunk: Chunk, start: int) -> range:
 
 
 def _wants_prompt(chunk: Chunk) -> bool:
-    leg = chunk.sequence.leg
-    return leg.wants_prompt_logprobs and chunk.sequence.num_computed < len(leg.start.prompt_ids)
+    group = chunk.sequence.group
+    return group.wants_prompt_logprobs and chunk.sequence.num_computed < len(group.run.prompt_ids)
 
 
 def _split(logits: torch.Tensor, chunks: Items[Chunk], num_rows: list[int]) -> StepLogits:
@@ -87,7 +87,7 @@ def _split(logits: torch.Tensor, chunks: Items[Chunk], num_rows: list[int]) -> S
     row = 0
     for index, chunk in enumerate(chunks):
         if _wants_prompt(chunk):
-            num_targets = len(chunk.sequence.leg.start.prompt_ids) - 1 - chunk.sequence.num_computed
+            num_targets = len(chunk.sequence.group.run.prompt_ids) - 1 - chunk.sequence.num_computed
             prompt[index] = logits[row : row + min(chunk.num_tokens, num_targets)]  # none for a prompt of one token
         row += num_rows[index]
         if chunk.is_last:

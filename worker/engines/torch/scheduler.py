@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass
 
 from kvcache.block_pool import BlockPool, OutOfBlocks
-from worker.legs.leg import Sequence
+from worker.engines.torch.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Scheduler:
         self._max_tokens_per_step = max_tokens_per_step
         self._max_num_seqs = max_num_seqs
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []
+        self._waiting: list[tuple[tuple[int, float, int, int], Sequence]] = []
         self._running: dict[Sequence, None] = {}
         self._pulling: set[Sequence] = set()
         self.num_preemptions = 0
@@ -67,11 +67,11 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, of waiting and running sequences."""
-        waiting = sum(s.num_uncomputed for _, s in self._waiting if not s.leg.is_pull)
+        waiting = sum(s.num_uncomputed for _, s in self._waiting if not s.group.is_pull)
         return waiting + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence to be computed, or pulled if its leg says so."""
+        """Queue a sequence to be computed, or pulled if its run says so."""
         heapq.heappush(self._waiting, (sequence.order, sequence))
 
     def next_batch(self) -> StepBatch:
@@ -169,10 +169,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Reserve the blocks of all its tokens, reusing cached ones; False when they are not there."""
-        leg = sequence.leg
+        group = sequence.group
         # The last token is always computed, for its logits; what is pulled needs none.
-        num_reusable = sequence.num_tokens if leg.is_pull else sequence.num_tokens - 1
-        if leg.wants_prompt_logprobs:
+        num_reusable = sequence.num_tokens if group.is_pull else sequence.num_tokens - 1
+        if group.wants_prompt_logprobs:
             num_reusable = 0  # they need the logits of every position
         matched = self.pool.match(sequence.chain(num_reusable, self.block_size))
         num_blocks = -(-sequence.num_tokens // self.block_size)
@@ -185,7 +185,7 @@ class Scheduler:
         sequence.blocks = matched + self.pool.allocate(missing)
         sequence.num_computed = len(matched) * self.block_size
         sequence.num_committed = len(matched)
-        if leg.is_pull:
+        if group.is_pull:
             self._pulling.add(sequence)
         else:
             self.run(sequence)
@@ -206,7 +206,7 @@ class Scheduler:
 
     def _preemptible(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences whose blocks nobody else reads. One that grows is decoding, so it is among them."""
-        return [s for s in self._running if s is sequence or s.leg.export is None]
+        return [s for s in self._running if s is sequence or s.group.export is None]
 
     def _preempt(self, sequence: Sequence) -> None:
         del self._running[sequence]

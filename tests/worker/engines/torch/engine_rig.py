@@ -18,7 +18,8 @@ from protos.session_messages import Failure, LegUpdate, Prefilled, Stage, Start,
 from tests.cluster import eventually
 from tests.worker.engines.torch.reference import prompt
 from worker.config import WorkerConfig
-from worker.engines.torch.parts import build_engine
+from worker.engines.torch.assembly import assemble
+from worker.legs.leg_life import Legs
 
 HOST = "127.0.0.1"
 PATIENCE_S = 30.0
@@ -157,17 +158,18 @@ class Node:
             "num_blocks": 200,
             "block_size": BLOCK_SIZE,
         }
-        self.parts = build_engine(WorkerConfig(model=model, **{**defaults, **flags}), HOST)  # type: ignore[arg-type]
-        self.engine = self.parts.engine
-        self.pool = self.parts.pool
+        self.engine = assemble(WorkerConfig(model=model, **{**defaults, **flags}), HOST)  # type: ignore[arg-type]
+        self.legs = Legs(self.engine)
+        self.pool = self.engine.pool
+        self.layout = self.engine._runner._memory.layout
         self.master = Master()
         self._numbers = itertools.count(1)
         self._is_running = False
 
     def __enter__(self) -> Self:
-        self.engine.start()
+        self.engine.start(self.legs)
         self._is_running = True
-        self.engine.attach(self.master)
+        self.legs.attach(self.master)
         return self
 
     def __exit__(
@@ -182,21 +184,20 @@ class Node:
     def close(self) -> None:
         if self._is_running:
             self._is_running = False
-            self.engine.stop()
-            self.parts.port.close()
+            assert self.engine.stop(PATIENCE_S)
             self.pool.check()
             assert self.pool.num_held == 0, f"{self.pool.num_held} blocks are held after stop"
 
     def quiesce(self) -> None:
         """Waits until no leg is left; checks that no block, export or queued sequence is either."""
         self.flush()
-        eventually(lambda: self.engine.num_legs == 0, "every leg is released")
+        eventually(lambda: self.legs.num_unreleased == 0, "every leg is released")
         self.flush()
         self.pool.check()
         load = self.engine.load
         held = (load.queued_requests, load.running_sequences, load.exports, load.held_blocks)
         assert held == (0, 0, 0, 0), load
-        assert self.parts.port.sent.num_open_exports == 0
+        assert self.engine.port.sent.num_open_exports == 0
         assert self.pool.num_free + self.pool.num_cached == self.pool.num_blocks
 
     def start(
@@ -227,7 +228,7 @@ class Node:
             time_limit_s=time_limit_s,
             kv_handle=kv_handle,
         )
-        self.engine.begin(self.master, start)
+        self.legs.begin(self.master, start)
         return start
 
     def run(
@@ -246,14 +247,14 @@ class Node:
         return outcome
 
     def cancel(self, start: Start, sequence: int | None = None) -> None:
-        self.engine.cancel(self.master, start.leg, sequence)
+        self.legs.cancel(self.master, start.leg, sequence)
 
     def flush(self) -> None:
         """Returns when everything asked of the engine before has been done."""
         probe = Master()
-        self.engine.attach(probe)
+        self.legs.attach(probe)
         eventually(lambda: probe.num_snapshots == 1, "the engine gets to it")
-        self.engine.detach(probe)
+        self.legs.detach(probe)
 
 
 def hand_off(
@@ -297,7 +298,7 @@ class ForeignPrefill:
     """A transfer server like that of a worker with `node`'s model, whose exports the test fills by hand."""
 
     def __init__(self, node: Node) -> None:
-        layout = node.parts.layout
+        layout = node.layout
         self.memory = PoolMemory(layout, 16)
         self.server = TransferServer(self.memory, layout.fingerprint(), HOST, 0)
         self.released: queue.SimpleQueue[ReleaseReason] = queue.SimpleQueue()

@@ -23,8 +23,8 @@ from tests.worker.engines.torch.engine_rig import (
     hand_off,
 )
 from tests.worker.engines.torch.reference import Reference, prompt
-from worker.legs.hand_off import FirstToken, make_record
-from worker.legs.leg import Leg
+from worker.engines.compute_engine import FirstToken, Run
+from worker.legs.hand_off import make_record
 
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 100, 150)
 CHUNKS = (16, 64, 512)
@@ -85,7 +85,7 @@ def test_a_hand_off_gives_what_one_worker_gives(
         prefill.quiesce()
         assert prefill.engine.load.transfer.blocks_sent == num_sent
         assert decode.engine.load.transfer.blocks_received == num_sent
-        assert decode.engine.load.transfer.bytes_received == num_sent * decode.parts.layout.block_bytes
+        assert decode.engine.load.transfer.bytes_received == num_sent * decode.layout.block_bytes
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
@@ -295,7 +295,7 @@ def test_one_token_opens_no_export(pair: tuple[Node, Node]) -> None:
     assert outcome.started is not None and outcome.started.kv_handle is None
     assert outcome.finish_reasons == {0: FinishReason.LENGTH}
     prefill.quiesce()
-    assert sum(prefill.parts.port.sent.released.values()) == 0
+    assert sum(prefill.engine.port.sent.released.values()) == 0
 
 
 def test_a_stop_token_of_a_block_boundary_is_the_last(llama: Node) -> None:
@@ -311,12 +311,12 @@ def test_cache_changes_reach_every_master_and_a_late_one_gets_a_snapshot(tiny_ll
     with Node(tiny_llama, num_blocks=12) as node:
         node.run(prompt(100, 23))
         late = Master()
-        node.engine.attach(late)
+        node.legs.attach(late)
         node.run(prompt(100, 24))
         node.flush()
         assert node.master.cached == late.cached == set(node.pool.snapshot())
         assert (node.master.num_snapshots, late.num_snapshots) == (1, 1)
-        node.engine.detach(late)
+        node.legs.detach(late)
 
 
 def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: Node) -> None:
@@ -337,15 +337,15 @@ def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: N
         assert is_held.wait(PATIENCE_S)
         export.publish([0, 1, 2])
         record = [FirstToken(0, 5, None)]
-        export.seal(make_record(Leg(pulling, late, 1, decode.parts.loaded.served.identity, 0.0), record))
+        export.seal(make_record(Run.of(pulling, 1, decode.engine.identity.model.identity, 0.0), record))
         eventually(lambda: len(decode.engine._commands) == 1, "the pull has ended")
-        decode.engine.attach(late)
+        decode.legs.attach(late)
         may_go_on.set()
         decode.master.result(pulling)
     decode.flush()
     assert late.problem is None
     assert late.cached == decode.master.cached == set(decode.pool.snapshot())
-    decode.engine.detach(late)
+    decode.legs.detach(late)
 
 
 def test_load_says_what_is_going_on(tiny_llama: Path) -> None:
@@ -363,11 +363,11 @@ def test_load_says_what_is_going_on(tiny_llama: Path) -> None:
 
 def test_attempts_of_two_masters_with_one_number_are_two(llama: Node) -> None:
     other = Master()
-    llama.engine.attach(other)
+    llama.legs.attach(other)
     start = llama.start(prompt(30, 29))
     theirs = dataclasses.replace(start, prompt_ids=prompt(31, 29))
-    llama.engine.begin(other, theirs)
+    llama.legs.begin(other, theirs)
     mine, its = llama.master.result(start), other.result(theirs)
     assert mine.token_ids != its.token_ids
     assert its.token_ids == llama.run(prompt(31, 29)).token_ids
-    llama.engine.detach(other)
+    llama.legs.detach(other)

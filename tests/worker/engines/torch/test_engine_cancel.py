@@ -20,7 +20,7 @@ def has_started(update: LegUpdate) -> bool:
 
 
 def cancel(node: Node, sequence: int | None = None) -> Callable[[LegUpdate], None]:
-    return lambda update: node.engine.cancel(node.master, update.leg, sequence)
+    return lambda update: node.legs.cancel(node.master, update.leg, sequence)
 
 
 def test_cancelled_in_the_queue(tiny_llama: Path) -> None:
@@ -63,7 +63,7 @@ def test_cancelled_after_it_was_handed_off(node: Node) -> None:
     start = offer(node)
     node.cancel(start)
     node.quiesce()
-    assert node.parts.port.sent.released[ReleaseReason.ABORTED] == 1
+    assert node.engine.port.sent.released[ReleaseReason.ABORTED] == 1
     assert node.master.outcome(start.leg).failure is None
 
 
@@ -126,16 +126,16 @@ def test_every_sample_cancelled_one_by_one(node: Node) -> None:
 
 @pytest.mark.parametrize("sequences", [(0,), (0, 1, 2)])
 def test_told_to_decode_here_before_the_prompt_is_complete(node: Node, llama: Node, sequences: tuple[int, ...]) -> None:
-    node.master.once(has_started, lambda u: node.engine.decode_here(node.master, u.leg))
+    node.master.once(has_started, lambda u: node.legs.decode_here(node.master, u.leg))
     start = node.start(prompt(100), SEEDED, Stage.PREFILL, sequences=sequences)
     assert node.master.result(start).token_ids == llama.run(prompt(100), SEEDED, sequences=sequences).token_ids
-    assert node.parts.port.sent.released[ReleaseReason.ABORTED] == 1
+    assert node.engine.port.sent.released[ReleaseReason.ABORTED] == 1
 
 
 @pytest.mark.parametrize("sequences", [(0,), (0, 1, 2)])
 def test_told_to_decode_here_when_the_prompt_is_complete(node: Node, llama: Node, sequences: tuple[int, ...]) -> None:
     start = offer(node, SEEDED, sequences)
-    node.engine.decode_here(node.master, start.leg)
+    node.legs.decode_here(node.master, start.leg)
     assert node.master.result(start).token_ids == llama.run(prompt(40), SEEDED, sequences=sequences).token_ids
 
 
@@ -144,7 +144,7 @@ def test_told_to_decode_here_before_it_begins(tiny_llama: Path, llama: Node) -> 
         running = node.start(prompt(10), LONG)
         node.master.wait(running.leg, lambda o: o.started is not None)
         start = node.start(prompt(40), stage=Stage.PREFILL)
-        node.engine.decode_here(node.master, start.leg)
+        node.legs.decode_here(node.master, start.leg)
         node.cancel(running)
         outcome = node.master.result(start)
         assert outcome.token_ids == llama.run(prompt(40)).token_ids
@@ -153,7 +153,7 @@ def test_told_to_decode_here_before_it_begins(tiny_llama: Path, llama: Node) -> 
 
 def test_told_to_decode_here_and_then_cancelled(node: Node) -> None:
     start = offer(node, LONG)
-    node.engine.decode_here(node.master, start.leg)
+    node.legs.decode_here(node.master, start.leg)
     node.cancel(start)
     node.quiesce()
 
@@ -166,7 +166,7 @@ def test_told_to_decode_here_while_a_decode_worker_pulls(node: Node, decode: Nod
         second = decode.start(prompt(100), stage=Stage.DECODE, kv_handle=update.started.kv_handle)
         decode.master.wait(second.leg, lambda o: o.started is not None)
         seconds.append(second)
-        node.engine.decode_here(node.master, update.leg)
+        node.legs.decode_here(node.master, update.leg)
 
     seconds: list[Start] = []
     node.master.once(has_started, take_back)
@@ -181,10 +181,10 @@ def test_told_to_decode_here_while_its_blocks_are_read(node: Node, llama: Node) 
     """It goes on when the reader is done with them, and until then nobody else gets them."""
 
     def read_and_take_back(update: LegUpdate) -> None:
-        (leg,) = node.engine._legs._unreleased  # only there is the export to be had
-        assert leg.export is not None
-        reading.enter_context(leg.export.pinned(0, 1))
-        node.engine.decode_here(node.master, update.leg)
+        (group,) = node.engine._groups._groups.values()  # only there is the export to be had
+        assert group.export is not None
+        reading.enter_context(group.export.pinned(0, 1))
+        node.legs.decode_here(node.master, update.leg)
 
     with contextlib.ExitStack() as reading:
         node.master.once(has_started, read_and_take_back)
@@ -201,5 +201,5 @@ def test_told_to_decode_here_what_is_gone(node: Node, decode: Node) -> None:
     decode.master.result(second)
     node.quiesce()
     assert node.master.outcome(first.leg).failure is None
-    node.engine.decode_here(node.master, first.leg)
+    node.legs.decode_here(node.master, first.leg)
     assert node.master.failure(first.leg).code is ErrorCode.TRANSFER_FAILED

@@ -26,8 +26,8 @@ from tests.worker.engines.torch.engine_rig import (
     offer,
 )
 from tests.worker.engines.torch.reference import prompt
-from worker.legs.hand_off import FirstToken, make_record
-from worker.legs.leg import Leg
+from worker.engines.compute_engine import FirstToken, Run
+from worker.legs.hand_off import make_record
 
 LONG = dataclasses.replace(GREEDY, max_tokens=500)
 
@@ -87,8 +87,7 @@ def test_kv_of_another_request_is_never_used(node: Node, decode: Node, what: str
 
 
 def record_of(start: Start, token_id: int, model: str) -> bytes:
-    leg = Leg(start, Master(), 1, model, 0.0)
-    return make_record(leg, [FirstToken(0, token_id, None)])
+    return make_record(Run.of(start, 1, model, 0.0), [FirstToken(0, token_id, None)])
 
 
 def test_a_prefill_worker_that_keeps_to_everything(decode: Node) -> None:
@@ -97,7 +96,7 @@ def test_a_prefill_worker_that_keeps_to_everything(decode: Node) -> None:
         export, source = foreign.open()
         export.publish([0, 1, 2])
         second = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
-        export.seal(record_of(second, 5, decode.parts.loaded.served.identity))
+        export.seal(record_of(second, 5, decode.engine.identity.model.identity))
         assert decode.master.result(second).token_ids[0][0] == 5
         assert foreign.released.get(timeout=PATIENCE_S) is ReleaseReason.ACKNOWLEDGED
 
@@ -116,7 +115,7 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
         else:
             if what != "number of blocks":
                 export.publish([2])
-            record = record_of(second, 512 if what == "token id" else 5, decode.parts.loaded.served.identity)
+            record = record_of(second, 512 if what == "token id" else 5, decode.engine.identity.model.identity)
             export.seal(b"garbage" if what == "garbage" else record)
         expect_transfer_failure(
             decode, second, ErrorCode.PEER_UNREACHABLE if what == "closed" else ErrorCode.TRANSFER_FAILED
@@ -124,7 +123,7 @@ def test_a_prefill_worker_that_lies_or_leaves(decode: Node, what: str) -> None:
 
 
 def handle_to(node: Node, address: str) -> bytes:
-    return KvHandle(address, bytes(16), 1, 1, node.parts.layout.fingerprint(), 60.0).encode()
+    return KvHandle(address, bytes(16), 1, 1, node.layout.fingerprint(), 60.0).encode()
 
 
 def test_a_peer_that_refuses_connections_is_unreachable(decode: Node) -> None:
@@ -205,7 +204,7 @@ def test_a_master_that_leaves_takes_its_attempts_along(tiny_llama: Path) -> None
     with Node(tiny_llama, max_num_seqs=2) as node, ForeignPrefill(node) as foreign:
         _, source = foreign.open()
         leaving = Master()
-        node.engine.attach(leaving)
+        node.legs.attach(leaving)
         begun = offer(node)
         mine = node.start(prompt(20), LONG)
         stages = (Stage.PREFILL, Stage.DECODE, Stage.WHOLE, Stage.WHOLE)
@@ -213,14 +212,14 @@ def test_a_master_that_leaves_takes_its_attempts_along(tiny_llama: Path) -> None
             kv_handle = source if stage is Stage.DECODE else None
             sampling = dataclasses.replace(GREEDY, max_tokens=1500)
             start = Start(number, "r", stage, prompt(40), sampling, kv_handle=kv_handle)
-            node.engine.begin(leaving, start)
+            node.legs.begin(leaving, start)
         leaving.wait(100, lambda o: bool(o.token_ids))
-        node.engine.detach(leaving)
+        node.legs.detach(leaving)
         node.flush()
         num_told = [leaving.outcome(number).num_updates for number in (100, 101, 102, 103)]
         assert len(node.master.result(mine).token_ids[0]) == 500
         assert num_told == [leaving.outcome(number).num_updates for number in (100, 101, 102, 103)]
-        eventually(lambda: node.engine.num_legs == 1, "only what was handed off is left")
+        eventually(lambda: node.legs.num_unreleased == 1, "only what was handed off is left")
         node.cancel(begun)
 
 
@@ -239,7 +238,7 @@ def test_stop_returns_whatever_goes_on(tiny_llama: Path, phase: str) -> None:
                 start = node.start(prompt(length), LONG, Stage.WHOLE)
             node.master.wait(1, lambda o: o.started is not None)
         node.close()
-        assert node.engine.num_legs == 0
+        assert node.legs.num_unreleased == 0
         assert node.master.outcome(1).failure is None
 
 
@@ -268,7 +267,7 @@ def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: 
     poisoned, healthy = prompt(40, 31), prompt(40, 32)
     assert poisoned[5] not in healthy
     with Node(tiny_llama) as node:
-        embedding = node.parts.loaded.model.get_input_embeddings().weight  # type: ignore[operator]
+        embedding = node.engine._runner._model.get_input_embeddings().weight  # type: ignore[operator]
         with torch.inference_mode():
             embedding[poisoned[5]] = torch.nan
         starts = [node.start(ids, dataclasses.replace(GREEDY, max_tokens=1)) for ids in (poisoned, healthy)]

@@ -34,7 +34,7 @@ def test_a_tiny_pool_preempts_and_gives_the_same_ids(tiny_llama: Path, reference
         starts = [node.start(prompt(30 + index, 15), long) for index in range(5)]
         for start in starts:
             assert node.master.result(start).token_ids[0] == reference(tiny_llama).greedy(start.prompt_ids, 60)
-        assert node.engine.num_preemptions > 0
+        assert node.engine.figures.num_preemptions > 0
 
 
 def test_samples_in_a_tiny_pool_preempt_each_other_and_give_the_same_ids(tiny_llama: Path, llama: Node) -> None:
@@ -42,7 +42,7 @@ def test_samples_in_a_tiny_pool_preempt_each_other_and_give_the_same_ids(tiny_ll
     indexes = (0, 1, 2, 3)
     with Node(tiny_llama, num_blocks=12) as node:
         outcome = node.run(prompt(30, 16), sampling, sequences=indexes)
-        assert node.engine.num_preemptions > 0
+        assert node.engine.figures.num_preemptions > 0
         assert outcome.token_ids == llama.run(prompt(30, 16), sampling, sequences=indexes).token_ids
 
 
@@ -121,8 +121,8 @@ def test_the_handle_says_how_long_the_kv_is_kept(tiny_llama: Path) -> None:
 def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest(tiny_llama: Path) -> None:
     with Node(tiny_llama) as node:
         running = node.start(prompt(10, 28), dataclasses.replace(GREEDY, max_tokens=100))
-        node.engine.drain()
+        node.legs.drain()
         refused = node.start(prompt(10, 28))
         assert node.master.failure(refused.leg).code is ErrorCode.UNAVAILABLE
         assert len(node.master.result(running).token_ids[0]) == 100
-        assert node.engine.load.is_draining
+        assert node.legs.is_draining

@@ -28,7 +28,7 @@ def cancel_leader(node: Node, start: Start) -> None:
 
 
 def decode_here(node: Node, start: Start) -> None:
-    node.engine.decode_here(node.master, start.leg)
+    node.legs.decode_here(node.master, start.leg)
 
 
 def decode_here_and_cancel(node: Node, start: Start) -> None:
@@ -91,7 +91,7 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
         prefill.master.on_update(on_prefill)
         decode.master.on_update(lambda update: seconds.count(update.leg))
         for start in prefill_starts.values():
-            prefill.engine.begin(prefill.master, start)
+            prefill.legs.begin(prefill.master, start)
             firsts.add(start)
         prefill.quiesce()
         decode.quiesce()

@@ -143,7 +143,7 @@ def test_preempted_outputs_stay_in_their_grammar(
             ids = node.master.result(start).token_ids[0]
             assert re.fullmatch("[a-e ]+", text_of(ids))
             assert ids == llama.run(start.prompt_ids, params).token_ids[0]
-        assert node.engine.num_preemptions > 0
+        assert node.engine.figures.num_preemptions > 0
 
 
 def test_an_output_cut_short_says_so(llama: Node) -> None:

@@ -9,9 +9,9 @@ from kvcache.transfer.export import Export
 from kvcache.transfer.handle import KvHandle
 from protos.sampling_messages import SamplingParams
 from protos.session_messages import Stage, Start
-from tests.worker.engines.torch.engine_rig import Master
+from worker.engines.compute_engine import Run
 from worker.engines.torch.scheduler import Scheduler, StepBatch
-from worker.legs.leg import Leg, Sequence
+from worker.engines.torch.sequence import Phase, Sequence, SequenceGroup
 
 BLOCK_SIZE = 4
 
@@ -36,14 +36,14 @@ def make(
     )
 
 
-def leg(
+def group_of(
     prompt_ids: Items[int],
     stage: Stage = Stage.WHOLE,
     *,
     sequences: tuple[int, ...] = (0,),
     priority: int = 0,
     prompt_logprobs: int | None = None,
-) -> Leg:
+) -> SequenceGroup:
     number = next(numbers)
     start = Start(
         leg=number,
@@ -55,7 +55,7 @@ def leg(
         priority=priority,
         kv_handle=b"handle" if stage is Stage.DECODE else None,
     )
-    return Leg(start, Master(), number, "model", 0.0)
+    return SequenceGroup(Run.of(start, number, "model", 0.0))
 
 
 def fresh_prompt(length: int) -> range:
@@ -64,14 +64,14 @@ def fresh_prompt(length: int) -> range:
     return range(first, first + length)
 
 
-def with_export(of: Leg) -> Leg:
+def with_export(of: SequenceGroup) -> SequenceGroup:
     handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16), 60.0)
     of.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
     return of
 
 
 def added(scheduler: Scheduler, prompt_ids: Items[int], stage: Stage = Stage.WHOLE, priority: int = 0) -> Sequence:
-    sequence = leg(prompt_ids, stage, priority=priority).leader
+    sequence = group_of(prompt_ids, stage, priority=priority).leader
     scheduler.add(sequence)
     return sequence
 
@@ -82,7 +82,7 @@ def finish_step(scheduler: Scheduler, batch: StepBatch) -> None:
         is_last = chunk.is_last
         scheduler.advance(chunk)
         if is_last:
-            chunk.sequence.leg.is_prefilled = True
+            chunk.sequence.group.phase = Phase.DECODING
             chunk.sequence.append(0)
 
 
@@ -96,7 +96,7 @@ def step(scheduler: Scheduler) -> dict[Sequence, int]:
 
 def decoding(scheduler: Scheduler, length: int = 4, priority: int = 0) -> Sequence:
     sequence = added(scheduler, fresh_prompt(length), priority=priority)
-    step_until(scheduler, lambda: sequence.leg.is_prefilled)
+    step_until(scheduler, lambda: sequence.group.is_prefilled)
     return sequence
 
 
@@ -129,7 +129,7 @@ def test_no_step_exceeds_the_budget() -> None:
     step_sizes: list[int] = []
 
     def is_done() -> bool:
-        return all(sequence.leg.is_prefilled for sequence in sequences)
+        return all(sequence.group.is_prefilled for sequence in sequences)
 
     while not is_done() and len(step_sizes) < 50:
         step_sizes.append(sum(step(scheduler).values()))
@@ -232,7 +232,7 @@ def test_nothing_is_reused_for_prompt_logprobs() -> None:
     ids = fresh_prompt(10)
     added(scheduler, ids)
     step(scheduler)
-    wanting = leg(ids, prompt_logprobs=0).leader
+    wanting = group_of(ids, prompt_logprobs=0).leader
     scheduler.add(wanting)
     assert step(scheduler)[wanting] == 10
 
@@ -253,7 +253,7 @@ def test_what_was_pulled_decodes_and_is_cached() -> None:
     pulling = added(scheduler, fresh_prompt(10), Stage.DECODE)
     assert step(scheduler) == {}
     assert scheduler.num_running == 1
-    pulling.leg.is_prefilled = True
+    pulling.group.phase = Phase.DECODING
     scheduler.receive(pulling)
     assert pulling.num_uncomputed == 0 and len(scheduler.pool.snapshot()) == 2
     pulling.append(0)
@@ -289,12 +289,12 @@ def test_a_sequence_that_grows_gives_way_itself_when_it_is_the_latest() -> None:
 def test_samples_of_one_leg_give_way_in_order() -> None:
     """One that was chosen for this step already must not lose its blocks to a later one."""
     scheduler = make(num_blocks=4, budget=16, enable_prefix_cache=False)
-    group = leg(fresh_prompt(4), sequences=(0, 1, 2))
+    group = group_of(fresh_prompt(4), sequences=(0, 1, 2))
     leader = group.leader
     scheduler.add(leader)
     batch = scheduler.next_batch()
     scheduler.advance(batch.chunks[0])
-    group.is_prefilled = True
+    group.phase = Phase.DECODING
     for sequence in group.sequences:
         sequence.append(sequence.index)
     for sequence in group.sequences[1:]:
@@ -309,7 +309,7 @@ def test_samples_of_one_leg_give_way_in_order() -> None:
 def test_a_sequence_with_an_export_never_gives_way() -> None:
     scheduler = make(num_blocks=6, budget=3, enable_prefix_cache=False)
     older = decoding(scheduler, length=3)
-    exported = with_export(leg(fresh_prompt(16))).leader
+    exported = with_export(group_of(fresh_prompt(16))).leader
     scheduler.add(exported)
     # the later of the two, in the middle of its prompt while the older one needs a block
     step_until_preempted(scheduler)
@@ -327,7 +327,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
 
 def test_samples_that_will_run_count_before_they_do() -> None:
     scheduler = make(max_num_seqs=4, budget=100)
-    trio, pair, one = (leg(fresh_prompt(4), sequences=tuple(range(n))).leader for n in (3, 2, 1))
+    trio, pair, one = (group_of(fresh_prompt(4), sequences=tuple(range(n))).leader for n in (3, 2, 1))
     for leader in (trio, pair, one):
         scheduler.add(leader)
     assert list(step(scheduler)) == [trio]
@@ -337,7 +337,7 @@ def test_samples_that_will_run_count_before_they_do() -> None:
 
 def test_a_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
     scheduler = make()
-    group = leg(fresh_prompt(10), sequences=(0, 1))
+    group = group_of(fresh_prompt(10), sequences=(0, 1))
     source, other = group.sequences
     scheduler.add(source)
     step(scheduler)
@@ -353,7 +353,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
 
 def test_a_fork_of_full_blocks_copies_nothing() -> None:
     scheduler = make()
-    group = leg(fresh_prompt(8), sequences=(0, 1))
+    group = group_of(fresh_prompt(8), sequences=(0, 1))
     scheduler.add(group.leader)
     step(scheduler)
     assert scheduler.fork(group.leader, group.sequences[1]) is None
@@ -363,7 +363,7 @@ def test_a_fork_of_full_blocks_copies_nothing() -> None:
 
 def test_a_fork_in_a_full_pool_is_computed_later() -> None:
     scheduler = make(num_blocks=3)
-    group = leg(fresh_prompt(10), sequences=(0, 1))
+    group = group_of(fresh_prompt(10), sequences=(0, 1))
     source, other = group.sequences
     scheduler.add(source)
     step(scheduler)
@@ -388,7 +388,7 @@ def test_removing_is_harmless_wherever_a_sequence_is() -> None:
     scheduler = make(max_num_seqs=2)
     running, pulling = added(scheduler, fresh_prompt(6)), added(scheduler, fresh_prompt(6), Stage.DECODE)
     step(scheduler)
-    waiting, stranger = added(scheduler, fresh_prompt(6)), leg(fresh_prompt(6)).leader
+    waiting, stranger = added(scheduler, fresh_prompt(6)), group_of(fresh_prompt(6)).leader
     for _ in range(2):
         for sequence in (running, pulling, waiting, stranger):
             scheduler.remove(sequence)

@@ -11,9 +11,9 @@ from kvcache.transfer.export import Export
 from kvcache.transfer.handle import KvHandle
 from protos.sampling_messages import FinishReason, SamplingParams
 from protos.session_messages import Stage, Start
-from tests.worker.engines.torch.engine_rig import Master
+from worker.engines.compute_engine import Run
 from worker.engines.torch.scheduler import Chunk, Scheduler
-from worker.legs.leg import Leg, Sequence
+from worker.engines.torch.sequence import Phase, Sequence, SequenceGroup
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14
@@ -24,14 +24,13 @@ PROMPTS = [tuple(range(length)) for length in (1, 3, 4, 9, 17)] + [(*range(8), 9
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Does what the engine and its legs do, and "computes" a token's KV as all tokens up to it."""
+    """Does what the engine and its groups do, and "computes" a token's KV as all tokens up to it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = itertools.count(1)
-        self.master = Master()
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.legs: list[Leg] = []
+        self.groups: list[SequenceGroup] = []
 
     @initialize(enable_chunked_prefill=st.booleans(), enable_prefix_cache=st.booleans())
     def build(self, enable_chunked_prefill: bool, enable_prefix_cache: bool) -> None:
@@ -57,17 +56,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         indexes = tuple(range(num_samples))
         number = next(self.numbers)
         start = Start(number, "r", stage, prompt_ids, sampling, sequences=indexes, priority=priority)
-        leg = Leg(start, self.master, number, "model", 0.0)
-        self.legs.append(leg)
-        self.scheduler.add(leg.leader)
+        group = SequenceGroup(Run.of(start, number, "model", 0.0))
+        self.groups.append(group)
+        self.scheduler.add(group.leader)
 
     @rule()
     def step(self) -> None:
         batch = self.scheduler.next_batch()
         for sequence in batch.admitted:
-            if sequence.leg.can_hand_off and not sequence.leg.is_prefilled:
+            if sequence.group.can_hand_off and not sequence.group.is_prefilled:
                 handle = KvHandle("host:1", bytes(16), 1, 1, bytes(16), 60.0)
-                sequence.leg.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
+                sequence.group.export = Export(handle, 60.0, lambda reason: None, lambda export: None)
         sequences = [chunk.sequence for chunk in batch.chunks]
         assert len(set(sequences)) == len(sequences)
         num_tokens = [chunk.num_tokens for chunk in batch.chunks]
@@ -75,54 +74,54 @@ class SchedulerMachine(RuleBasedStateMachine):
         for chunk in batch.chunks:
             self.compute(chunk)
 
-    @precondition(lambda self: any(leg.is_pull and leg.leader.blocks for leg in self.legs))
+    @precondition(lambda self: any(group.is_pull and group.leader.blocks for group in self.groups))
     @rule(data=st.data())
     def receive(self, data: st.DataObject) -> None:
-        leg = data.draw(st.sampled_from([a for a in self.legs if a.is_pull and a.leader.blocks]))
-        leader = leg.leader
+        group = data.draw(st.sampled_from([a for a in self.groups if a.is_pull and a.leader.blocks]))
+        leader = group.leader
         for position in range(leader.num_computed, leader.num_tokens):
             self.write(leader, position)
-        leg.is_prefilled = True
+        group.phase = Phase.DECODING
         self.scheduler.receive(leader)
-        self.fan_out(leg)
+        self.fan_out(group)
 
-    @precondition(lambda self: any(leg.export and leg.is_prefilled for leg in self.legs))
+    @precondition(lambda self: any(group.export and group.is_prefilled for group in self.groups))
     @rule(data=st.data(), is_taken=st.booleans())
     def end_hand_off(self, data: st.DataObject, is_taken: bool) -> None:
-        leg = data.draw(st.sampled_from([a for a in self.legs if a.export and a.is_prefilled]))
-        leg.export = None
-        self.check_content(leg.leader)
+        group = data.draw(st.sampled_from([a for a in self.groups if a.export and a.is_prefilled]))
+        group.export = None
+        self.check_content(group.leader)
         if is_taken:
-            self.end(leg)
+            self.end(group)
         else:
-            leg.stage = Stage.WHOLE
-            self.fan_out(leg, is_new=False)
+            group.stage = Stage.WHOLE
+            self.fan_out(group, is_new=False)
 
-    @precondition(lambda self: self.legs)
+    @precondition(lambda self: self.groups)
     @rule(data=st.data(), whole=st.booleans())
     def cancel(self, data: st.DataObject, whole: bool) -> None:
-        leg = data.draw(st.sampled_from(self.legs))
-        for sequence in leg.unfinished if whole else leg.unfinished[:1]:
+        group = data.draw(st.sampled_from(self.groups))
+        for sequence in group.unfinished if whole else group.unfinished[:1]:
             self.finish(sequence, FinishReason.CANCELLED)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         if hasattr(self, "pool"):
             self.pool.check()
-            held = {block for leg in self.legs for s in leg.sequences for block in s.blocks}
+            held = {block for group in self.groups for s in group.sequences for block in s.blocks}
             assert len(held) == self.pool.num_held
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
         for _ in range(400):
-            if not self.legs:
+            if not self.groups:
                 break
-            for leg in list(self.legs):
-                if (leg.export is not None and leg.is_prefilled) or (leg.is_pull and leg.leader.blocks):
-                    self.end(leg)
+            for group in list(self.groups):
+                if (group.export is not None and group.is_prefilled) or (group.is_pull and group.leader.blocks):
+                    self.end(group)
             self.step()
-        assert not self.legs, "somebody never ends"
+        assert not self.groups, "somebody never ends"
         self.pool.check()
         assert self.pool.num_free + self.pool.num_cached == NUM_BLOCKS
         assert (self.scheduler.num_waiting, self.scheduler.num_running) == (0, 0)
@@ -137,21 +136,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_content(sequence)
         if not is_last:
             return
-        leg = sequence.leg
-        if leg.is_prefilled:
+        group = sequence.group
+        if group.is_prefilled:
             self.take_token(sequence)
             return
-        leg.is_prefilled = True
-        if leg.export is not None:
-            self.scheduler.pause(leg.leader)
-            for sample in leg.unfinished:
+        group.phase = Phase.DECODING
+        if group.export is not None:
+            self.scheduler.pause(group.leader)
+            for sample in group.unfinished:
                 sample.append(1000 + sample.index)
         else:
-            self.fan_out(leg)
+            self.fan_out(group)
 
-    def fan_out(self, leg: Leg, is_new: bool = True) -> None:
-        leader = leg.leader
-        for sequence in leg.unfinished:
+    def fan_out(self, group: SequenceGroup, is_new: bool = True) -> None:
+        leader = group.leader
+        for sequence in group.unfinished:
             if is_new:
                 sequence.append(1000 + sequence.index)
             if sequence is leader:
@@ -162,7 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                         self.slots[copied[1], offset] = self.slots[copied[0], offset]
         if leader.finish_reason is not None:
             self.scheduler.remove(leader)
-        for sequence in list(leg.unfinished):
+        for sequence in list(group.unfinished):
             self.check_end(sequence)
 
     def take_token(self, sequence: Sequence) -> None:
@@ -170,22 +169,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_end(sequence)
 
     def check_end(self, sequence: Sequence) -> None:
-        if sequence.num_output >= sequence.leg.start.sampling.max_tokens:
+        if sequence.num_output >= sequence.group.run.sampling.max_tokens:
             self.finish(sequence, FinishReason.LENGTH)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        leg = sequence.leg
+        group = sequence.group
         sequence.finish_reason = reason
-        if leg.is_prefilled and leg.export is None:
+        if group.is_prefilled and group.export is None:
             self.scheduler.remove(sequence)
-        if not leg.unfinished:
-            self.end(leg)
+        if not group.unfinished:
+            self.end(group)
 
-    def end(self, leg: Leg) -> None:
-        leg.export = None
-        for sequence in leg.sequences:
+    def end(self, group: SequenceGroup) -> None:
+        group.export = None
+        for sequence in group.sequences:
             self.scheduler.remove(sequence)
-        self.legs.remove(leg)
+        self.groups.remove(group)
 
     # --- what the pool holds
 

@@ -6,7 +6,7 @@ import pytest
 from kvcache.transfer.handle import KvHandle
 from protos.sampling_messages import SamplingParams
 from protos.session_messages import ErrorCode, Stage, Start
-from worker.engines.torch.limits import MAX_LOGPROBS, EngineLimits
+from worker.engines.limits import MAX_LOGPROBS, EngineLimits
 
 LIMITS = EngineLimits(
     max_context=100, vocab_size=512, block_size=16, num_blocks=6, max_num_seqs=4, max_queued=10, max_exports=10

@@ -1,40 +1,29 @@
-"""Puts an engine together from the worker's flags."""
-
-from dataclasses import dataclass
+"""The torch engine, put together from the worker's flags."""
 
 import torch
 
 from config.flags import FlagError
 from kvcache.block_pool import BlockPool
-from kvcache.layout import KvLayout
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.transport import TransportKind
 from worker.config import WorkerConfig
-from worker.engines.torch.engine import Engine
+from worker.engines.compute_engine import EngineIdentity
+from worker.engines.limits import EngineLimits
+from worker.engines.torch.engine import TorchEngine
 from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.kv_transfer import KvPort
-from worker.engines.torch.limits import EngineLimits
-from worker.engines.torch.loader import LoadedModel, ModelError, load_model
+from worker.engines.torch.loader import ModelError, load_model
 from worker.engines.torch.runner import ModelRunner
 from worker.engines.torch.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """A started transfer port and an engine that is not started yet. `close` after `engine.stop`."""
+def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
+    """An engine that is not started yet: loads the model and starts the transfer port.
 
-    engine: Engine
-    port: KvPort
-    pool: BlockPool
-    loaded: LoadedModel
-    layout: KvLayout
-    limits: EngineLimits
-
-
-def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
-    """Loads the model and binds the transfer port. Raises FlagError naming what cannot be used."""
+    Raises FlagError naming what cannot be used.
+    """
     if config.model is None:
         raise FlagError("model", "unset: name the folder of a model")
     torch.set_num_threads(config.threads)
@@ -92,12 +81,14 @@ def build_engine(config: WorkerConfig, advertise_host: str) -> EngineParts:
         max_queued=config.max_queued,
         max_exports=config.max_exports,
     )
-    runner = ModelRunner(loaded, memory)
-    grammars = Grammars(config.model, loaded.eos_ids)
-    engine = Engine(
-        runner, scheduler, port, limits, grammars, model_name=loaded.served.identity, role=config.effective_role
+    return TorchEngine(
+        ModelRunner(loaded, memory),
+        scheduler,
+        port,
+        Grammars(config.model, loaded.eos_ids),
+        identity=EngineIdentity(loaded.served, layout.fingerprint(), port.address),
+        limits=limits,
     )
-    return EngineParts(engine, port, pool, loaded, layout, limits)
 
 
 def _device(name: str) -> torch.device:
