@@ -22,6 +22,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 1024
 MAX_CACHE_SALT_CHARACTERS = 256
+MAX_PRIORITY = 100  # either way
 INT32 = 2**31
 # Dividing logits by less overflows float32, and the most likely token is chosen anyway.
 SMALLEST_TEMPERATURE = 1e-4
@@ -98,7 +99,7 @@ def build_generation_request(
         stop=_stop(options.stop),
         include_stop=options.include_stop,
         skip_special_tokens=options.skip_special_tokens,
-        priority=_whole("priority", options.priority, 0, -INT32, INT32 - 1),
+        priority=_whole("priority", options.priority, 0, -MAX_PRIORITY, MAX_PRIORITY),
         cache_salt=_cache_salt(options.cache_salt),
     )
 

@@ -32,6 +32,7 @@ from protos.session_messages import (
     Prefilled,
     PrefillSpeed,
     Role,
+    SnapshotRequest,
     Stage,
     Start,
     Started,
@@ -63,6 +64,8 @@ def encode_to_worker(message: ToWorker) -> wire.ToWorker:
             return wire.ToWorker(drain=wire.Drain())
         case Heartbeat():
             return wire.ToWorker(heartbeat=wire.Heartbeat())
+        case SnapshotRequest():
+            return wire.ToWorker(snapshot_request=wire.SnapshotRequest())
 
 
 def decode_to_worker(message: wire.ToWorker) -> ToWorker:
@@ -80,6 +83,8 @@ def decode_to_worker(message: wire.ToWorker) -> ToWorker:
             return Drain()
         case "heartbeat":
             return Heartbeat()
+        case "snapshot_request":
+            return SnapshotRequest()
         case _:
             raise ValueError("message to worker: no known kind is set")
 
@@ -97,6 +102,7 @@ def _encode_start(start: Start) -> wire.Start:
         cache_salt=start.cache_salt,
         time_limit_s=start.time_limit_s,
         kv_handle=start.kv_handle,
+        age_s=start.age_s,
     )
 
 
@@ -113,6 +119,7 @@ def _decode_start(start: wire.Start) -> Start:
         cache_salt=start.cache_salt,
         time_limit_s=start.time_limit_s,
         kv_handle=start.kv_handle if start.HasField("kv_handle") else None,
+        age_s=start.age_s,
     )
 
 
@@ -304,6 +311,7 @@ def encode_load(load: LoadReport) -> wire.LoadReport:
         exports=load.exports,
         is_draining=load.is_draining,
         is_stalled=load.is_stalled,
+        failing_reason=load.failing_reason,
         role=encode_role(load.role),
         transfer=wire.TransferCounters(
             blocks_sent=load.transfer.blocks_sent,
@@ -329,6 +337,7 @@ def decode_load(load: wire.LoadReport) -> LoadReport:
         exports=load.exports,
         is_draining=load.is_draining,
         is_stalled=load.is_stalled,
+        failing_reason=load.failing_reason if load.HasField("failing_reason") else None,
         transfer=TransferCounters(
             blocks_sent=load.transfer.blocks_sent,
             blocks_received=load.transfer.blocks_received,

@@ -56,6 +56,7 @@ class Start:
     cache_salt: str = ""
     time_limit_s: float = 600.0
     kv_handle: bytes | None = None
+    age_s: float = 0.0  # since the request came to its master
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,12 @@ class Heartbeat:
     pass
 
 
-ToWorker = Hello | Start | Cancel | DecodeHere | Drain | Heartbeat
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """The master missed cache events."""
+
+
+ToWorker = Hello | Start | Cancel | DecodeHere | Drain | Heartbeat | SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +203,15 @@ class LoadReport:
     is_draining: bool = False
     is_stalled: bool = False
     transfer: TransferCounters = TransferCounters()
+    failing_reason: str | None = None  # its own steps fail, one after another
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
-    """Changes to a worker's prefix cache, numbered from 1 within a session; a snapshot replaces what was known."""
+    """Changes to a worker's prefix cache, numbered from 1 within a session.
+
+    A snapshot replaces what was known; a long one goes on in the messages after it.
+    """
 
     number: int
     stored: tuple[bytes, ...] = ()

@@ -16,6 +16,7 @@ from protos.session_messages import (
     Heartbeat,
     Hello,
     LoadReport,
+    SnapshotRequest,
     Start,
     ToMaster,
     ToWorker,
@@ -105,6 +106,8 @@ class SessionService(WorkerServicer):
                     self._legs.decode_here(link, message.leg)
                 case Drain():
                     self._drain()
+                case SnapshotRequest():
+                    self._legs.send_snapshot(link)
                 case Heartbeat():
                     pass
                 case Hello():

@@ -158,6 +158,7 @@ class Attempt:
         sampling = request.sampling
         if not self._lacks_prompt_logprobs():
             sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # an earlier attempt reported them
+        age_s = time.monotonic() - request.arrived_s
         start = Start(
             leg=self._next_number(),
             request_id=request.id,
@@ -168,8 +169,9 @@ class Attempt:
             sampling=sampling,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            time_limit_s=request.arrived_s + request.time_limit_s - time.monotonic(),
+            time_limit_s=request.time_limit_s - age_s,
             kv_handle=self._kv_handle,
+            age_s=age_s,
         )
         uncached = self._prompt.num_tokens - self._prompt.cached_tokens(worker)
         leg = session.begin(start, self._on_update, uncached)

@@ -62,6 +62,7 @@ starts = st.builds(
     cache_salt=text,
     time_limit_s=double,
     kv_handle=st.none() | st.binary(),
+    age_s=double,
 )
 to_worker = st.one_of(
     st.builds(m.Hello, text),
@@ -70,6 +71,7 @@ to_worker = st.one_of(
     st.builds(m.DecodeHere, u64),
     st.just(m.Drain()),
     st.just(m.Heartbeat()),
+    st.just(m.SnapshotRequest()),
 )
 deltas = st.builds(
     m.TokenDelta,
@@ -108,7 +110,7 @@ to_master = st.one_of(
     st.builds(
         m.LoadReport, st.sampled_from(m.Role), u32, u64, u32, u32, u32, u64, double,
         st.none() | st.builds(m.PrefillSpeed, double, double), u32, st.booleans(), st.booleans(),
-        st.builds(m.TransferCounters, u64, u64, u64, u64, u64),
+        st.builds(m.TransferCounters, u64, u64, u64, u64, u64), st.none() | text,
     ),
     st.builds(m.CacheEvents, u64, hashes, hashes, st.booleans()),
 )  # fmt: skip

@@ -23,6 +23,7 @@ from protos.session_messages import (
     Hello,
     LoadReport,
     Role,
+    SnapshotRequest,
     Stage,
     Start,
     Step,
@@ -173,6 +174,19 @@ async def test_hello_is_answered_with_welcome_load_and_the_cache(served: Served)
         (snapshot,) = [message for message in news if isinstance(message, CacheEvents)]
         assert (snapshot.number, snapshot.is_snapshot) == (1, True)
         assert served.sessions.num_sessions == 1
+
+
+async def test_a_master_that_missed_something_gets_a_snapshot(served: Served, llama: Node) -> None:
+    async with session(served) as mine:
+        while not mine.snapshots:
+            mine._take(await mine.read())
+        await mine.write(whole(1))
+        await mine.result(1)
+        mine.snapshots.clear()
+        await mine.write(SnapshotRequest())
+        while not (mine.snapshots and mine.snapshots[-1].is_snapshot):
+            mine._take(await mine.read())
+        assert set(mine.snapshots[-1].stored) == set(llama.pool.snapshot())
 
 
 async def test_an_leg_over_the_wire(served: Served, llama: Node) -> None:

@@ -37,7 +37,7 @@ class Run:
     sequences: tuple[int, ...]
     sampling: SamplingParams
     priority: int  # lower runs first
-    arrived_s: float  # on time.monotonic's clock; of equal priority the earlier runs first
+    requested_s: float  # on time.monotonic's clock, and perhaps long before it came here: who asked first runs first
     root: bytes  # parent of the first block's hash: the model and the cache salt
     kv_handle: bytes | None
 
@@ -48,6 +48,7 @@ class Run:
 
     @staticmethod
     def of(start: Start, number: int, model: str, arrived_s: float) -> "Run":
+        """`number` is the run's; `model` names what computes it; the start came here at `arrived_s`."""
         return Run(
             number=number,
             stage=start.stage,
@@ -56,7 +57,7 @@ class Run:
             sequences=start.sequences,
             sampling=start.sampling,
             priority=start.priority,
-            arrived_s=arrived_s,
+            requested_s=arrived_s - start.age_s,
             root=root_hash(model, start.cache_salt),
             kv_handle=start.kv_handle,
         )

@@ -31,6 +31,8 @@ class EngineLimits:
             return _invalid("prompt_ids: empty")
         if math.isnan(start.time_limit_s):
             return _invalid("time_limit_s: not a number")
+        if not 0 <= start.age_s < math.inf:
+            return _invalid(f"age_s: {start.age_s} is out of range")
         if not start.sequences or len(set(start.sequences)) < len(start.sequences):
             return _invalid(f"sequences: {list(start.sequences)} are not distinct indexes")
         if len(start.sequences) > self.max_num_seqs:

@@ -35,6 +35,7 @@ class Leg:
     start: Start
     link: Link
     run: Run
+    arrived_s: float  # time.monotonic()
     stage: Stage = field(init=False)  # PREFILL turns to WHOLE when it is told to decode here
     phase: Phase = Phase.QUEUED
     admitted_s: float = 0.0  # time.monotonic()
@@ -51,4 +52,4 @@ class Leg:
 
     @property
     def deadline_s(self) -> float:
-        return self.run.arrived_s + self.start.time_limit_s
+        return self.arrived_s + self.start.time_limit_s

@@ -67,6 +67,10 @@ class Legs:
         """The master is gone: nobody wants its legs."""
         self._engine.post(partial(self._detach, link))
 
+    def send_snapshot(self, link: Link) -> None:
+        """The master missed changes of the prefix cache."""
+        self._engine.post(partial(self._send_snapshot, link))
+
     def begin(self, link: Link, start: Start) -> None:
         self._engine.post(partial(self._begin, link, start, time.monotonic()))
 
@@ -86,6 +90,9 @@ class Legs:
         self._links.add(link)
         link.deliver_cache_snapshot(snapshot)
 
+    def _send_snapshot(self, link: Link) -> None:
+        link.deliver_cache_snapshot(self._engine.cached_blocks())
+
     def _detach(self, link: Link) -> None:
         self._links.discard(link)
         for leg in [leg for (owner, _), leg in self._legs.items() if owner is link]:
@@ -102,7 +109,7 @@ class Legs:
             return
         self._num_runs += 1
         run = Run.of(start, self._num_runs, self._engine.identity.model.identity, arrived_s)
-        leg = Leg(start, link, run)
+        leg = Leg(start, link, run, arrived_s)
         self._legs[link, start.leg] = self._unreleased[run] = leg
         self._engine.add(run)
 
@@ -134,7 +141,7 @@ class Legs:
         leg = self._unreleased[run]
         leg.phase = Phase.RUNNING
         leg.admitted_s = time.monotonic()
-        started = Started(cached_tokens, leg.admitted_s - run.arrived_s, kv_handle)
+        started = Started(cached_tokens, leg.admitted_s - leg.arrived_s, kv_handle)
         self._emit(leg, LegUpdate(leg.start.leg, started=started))
 
     def prefilled(self, run: Run, computed_tokens: int) -> None:

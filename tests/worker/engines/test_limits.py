@@ -44,6 +44,8 @@ def test_what_fits_is_taken() -> None:
         (with_params(max_tokens=-1), "max_tokens"),
         (dataclasses.replace(START, stage=Stage.DECODE), "kv_handle"),
         (dataclasses.replace(START, time_limit_s=math.nan), "time_limit_s"),
+        (dataclasses.replace(START, age_s=math.nan), "age_s"),
+        (dataclasses.replace(START, age_s=-1.0), "age_s"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(start: Start, named: str) -> None:

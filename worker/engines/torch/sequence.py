@@ -57,9 +57,9 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, float, int, int]:
-        """Who goes first: lower priority number, then earlier arrival, then lower index. No two are equal."""
+        """Who goes first: lower priority number, then the older request, then lower index. No two are equal."""
         run = self.group.run
-        return (run.priority, run.arrived_s, run.number, self.index)
+        return (run.priority, run.requested_s, run.number, self.index)
 
     @property
     def num_slots(self) -> int:

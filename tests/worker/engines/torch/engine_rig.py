@@ -212,6 +212,7 @@ class Node:
         cache_salt: str = "",
         time_limit_s: float = 60.0,
         kv_handle: bytes | None = None,
+        age_s: float = 0.0,
     ) -> Start:
         """Begin a leg."""
         number = next(self._numbers)
@@ -227,6 +228,7 @@ class Node:
             cache_salt=cache_salt,
             time_limit_s=time_limit_s,
             kv_handle=kv_handle,
+            age_s=age_s,
         )
         self.legs.begin(self.master, start)
         return start

@@ -1,15 +1,20 @@
 """An engine that has too little of something: blocks, slots, room in its queue."""
 
 import dataclasses
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from kvcache.transfer.handle import KvHandle
 from protos.session_messages import ErrorCode, Stage
-from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node, offer
+from tests.cluster import eventually
+from tests.worker.engines.torch.engine_rig import GREEDY, PATIENCE_S, SEEDED, Node, offer
 from tests.worker.engines.torch.reference import Reference, prompt
+from worker.engines.torch.runner import StepLogits
+from worker.engines.torch.scheduler import Chunk
 
 GetReference = Callable[[Path], Reference]
 
@@ -76,6 +81,43 @@ def test_a_higher_priority_goes_first(tiny_llama: Path) -> None:
         for start in (later, sooner):
             node.master.result(start)
         assert order == [running.leg, sooner.leg, later.leg]
+
+
+def test_a_resumed_stream_keeps_the_age_of_its_request(tiny_llama: Path) -> None:
+    """R12"""
+    order: list[int] = []
+    with Node(tiny_llama, max_num_seqs=1) as node:
+        node.master.on_update(lambda update: order.append(update.leg) if update.started is not None else None)
+        running = node.start(prompt(10, 22), dataclasses.replace(GREEDY, max_tokens=600))
+        node.master.wait(running.leg, lambda o: o.started is not None)
+        young = node.start(prompt(10, 22))
+        resumed = node.start(prompt(10, 22), output_ids=(1, 2), age_s=30.0)
+        for start in (young, resumed):
+            node.master.result(start)
+        assert order == [running.leg, resumed.leg, young.leg]
+
+
+def test_a_leg_waits_from_when_it_was_asked_for(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R40: and not from when the engine, busy with a step, gets to it."""
+    asked, may_go_on = threading.Event(), threading.Event()
+    with Node(tiny_llama) as node:
+        compute = node.engine._runner.step
+
+        def held(chunks: Sequence[Chunk]) -> StepLogits:
+            asked.set()
+            assert may_go_on.wait(PATIENCE_S)
+            return compute(chunks)
+
+        monkeypatch.setattr(node.engine._runner, "step", held)
+        node.start(prompt(10, 22))
+        assert asked.wait(PATIENCE_S)
+        begun_s = time.monotonic()
+        waiting = node.start(prompt(10, 23))
+        busy_until_s = time.monotonic() + 0.05
+        eventually(lambda: time.monotonic() > busy_until_s, "the step takes a while")
+        may_go_on.set()
+        started = node.master.wait(waiting.leg, lambda o: o.started is not None).started
+        assert started is not None and 0.05 <= started.queue_s <= time.monotonic() - begun_s
 
 
 def test_a_refused_leg_says_why(tiny_llama: Path) -> None:
