@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -46,14 +47,28 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = PATI
         time.sleep(0.02)
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs: the address that it binds, and the command that runs another one there."""
+
+    address: str = HOST
+    enter: tuple[str, ...] = ()
+
+
+HERE = Host()
+
+
 class Process:
     """One process of a cluster. `http_port` answers /livez, /readyz and /metrics; `environ` adds to the environment."""
 
-    def __init__(self, name: str, module: str, flags: Sequence[str], http_port: int, log: Path) -> None:
+    def __init__(
+        self, name: str, module: str, flags: Sequence[str], http_port: int, log: Path, host: Host = HERE
+    ) -> None:
         self.name = name
         self.module = module
         self.flags = list(flags)
         self.http_port = http_port
+        self.host = host
         self.log = log
         self.log.touch()
         self.environ: Mapping[str, str] = {}
@@ -64,7 +79,7 @@ class Process:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.flags],
+                [*self.host.enter, sys.executable, "-m", self.module, *self.flags],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **self.environ},
@@ -127,7 +142,7 @@ class Process:
     def get(self, path: str) -> tuple[int, str]:
         """(status, body) of a GET; status 0 when nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.http_port}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://{self.host.address}:{self.http_port}{path}", timeout=5) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -151,7 +166,8 @@ class Cluster:
     """A context manager. `roles` are the workers' roles; their names are like prefill-0, decode-1, mix-0.
 
     `worker_flags` go to every worker, `flags_of` to the worker of that name, `master_flags` to the master. `absent`
-    workers are not started. Without `etcd_address` the master's built-in registry is used.
+    workers are not started. Without `etcd_address` the master's built-in registry is used. `hosts` says where the
+    master and workers of those names run, if not here.
     """
 
     def __init__(
@@ -164,25 +180,29 @@ class Cluster:
         master_flags: Sequence[str] = (),
         etcd_address: str | None = None,
         absent: Collection[str] = (),
+        hosts: Mapping[str, Host] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pdserve-test-")
         self.model_folder = model
         self.model = model.name
-        self.etcd_address = etcd_address or f"{HOST}:{free_port()}"
+        self._hosts = hosts or {}
+        host = self._hosts.get("master", HERE)
+        self.etcd_address = etcd_address or f"{host.address}:{free_port()}"
         self._absent = absent
         http_port, rpc_port = free_port(), free_port()
-        self.http_url = f"http://{HOST}:{http_port}"
-        self.grpc_address = f"{HOST}:{rpc_port}"
+        self.http_url = f"http://{host.address}:{http_port}"
+        self.grpc_address = f"{host.address}:{rpc_port}"
         flags = [
             f"--tokenizer_path={model}",
             f"--http_server_port={http_port}",
             f"--rpc_server_port={rpc_port}",
+            f"--host={host.address}",
             f"--etcd_addr={etcd_address}"
             if etcd_address
             else f"--builtin_etcd_port={self.etcd_address.rpartition(':')[2]}",
             *master_flags,
         ]
-        self.master = Process("master", "master.main", flags, http_port, self._log("master"))
+        self.master = Process("master", "master.main", flags, http_port, self._log("master"), host)
         self.workers: dict[str, Process] = {}
         for role in roles:
             name = f"{role.lower()}-{sum(known.startswith(role.lower()) for known in self.workers)}"
@@ -190,18 +210,20 @@ class Cluster:
 
     def _worker(self, name: str, role: str, flags: Sequence[str]) -> Process:
         http_port = free_port()
+        host = self._hosts.get(name, HERE)
         all_flags = [
             f"--model={self.model_folder}",
             f"--instance_role={role}",
             f"--instance_name={name}",
             f"--etcd_addr={self.etcd_address}",
             f"--port={http_port}",
+            f"--host={host.address}",
             "--disagg_pd_port=0",
             "--transfer_listen_port=0",
             "--num_threads=1",
             *flags,
         ]
-        return Process(name, "worker.main", all_flags, http_port, self._log(name))
+        return Process(name, "worker.main", all_flags, http_port, self._log(name), host)
 
     def _log(self, name: str) -> Path:
         return Path(self._folder.name) / f"{name}.log"
@@ -253,6 +275,9 @@ class Cluster:
         """Until the master is connected to these workers' present lives, or to every running one's."""
         expected = names or [name for name, worker in self.workers.items() if worker.is_running]
         eventually(lambda: self.connected >= set(expected), f"{expected} are connected", START_TIMEOUT_S)
+
+    def client(self) -> Client:
+        return Client(self.grpc_address)
 
     @property
     def instances(self) -> Mapping[str, InstanceInfo]:

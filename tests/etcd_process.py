@@ -1,6 +1,7 @@
 """A real etcd, from the Debian package."""
 
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -43,6 +44,10 @@ class EtcdProcess:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def wait_until_ready(self) -> None:
         etcdctl = shutil.which("etcdctl")
