@@ -107,13 +107,6 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def peek(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks `match` would find; takes no reference and leaves the order of eviction alone."""
-        for num_known, block_hash in enumerate(hashes):
-            if block_hash not in self._block_of_hash:
-                return num_known
-        return len(hashes)
-
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each, free ones first, then the least recently used cached ones.
 
@@ -177,15 +170,6 @@ class BlockPool:
     def snapshot(self) -> list[bytes]:
         """Every hash that `match` can find, those of held blocks included."""
         return list(self._block_of_hash)
-
-    def drop_cache(self) -> None:
-        """Forgets all content: nothing committed so far is ever matched again. Held blocks stay held."""
-        self._free.extend(self._cached)
-        self._cached.clear()
-        for block in self._block_of_hash.values():
-            self._hashes[block] = None
-        self._block_of_hash.clear()
-        self._events = [CacheEvent(CacheEventKind.RESET)]
 
     def check(self) -> None:
         """Raises AssertionError unless every block is accounted for exactly once. Costs O(num_blocks)."""

@@ -38,8 +38,12 @@ class PoolMemory:
             self.tensor = torch.zeros(shape, dtype=layout.dtype, device=self.device)
 
     @property
+    def block_bytes(self) -> int:
+        return self.layout.block_bytes
+
+    @property
     def is_host(self) -> bool:
-        """Whether blocks are ordinary memory of this process, with addresses that `process_vm_readv` takes."""
+        """Whether blocks are ordinary memory of this process."""
         return self._bytes is not None
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -56,7 +60,7 @@ class PoolMemory:
     def address(self, block: int) -> int:
         """Where the block starts in the address space of its device."""
         self._check([block])
-        return self.tensor.data_ptr() + block * self.layout.block_bytes
+        return self.tensor.data_ptr() + block * self.block_bytes
 
     def block_views(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of `blocks` in that order, writable, without a copy; neighbouring ids share one view.
@@ -66,7 +70,7 @@ class PoolMemory:
         if self._bytes is None:
             raise ValueError(f"blocks on {self.device} have no host bytes; use read_out and write_in")
         self._check(blocks)
-        size = self.layout.block_bytes
+        size = self.block_bytes
         return [self._bytes[first * size : (last + 1) * size] for first, last in _runs(blocks)]
 
     def read_out(self, blocks: Sequence[int]) -> list[memoryview]:
@@ -78,7 +82,7 @@ class PoolMemory:
         if self.is_host:
             return self.block_views(blocks)
         self._check(blocks)
-        return [memoryview(bytearray(len(blocks) * self.layout.block_bytes))]
+        return [memoryview(bytearray(len(blocks) * self.block_bytes))]
 
     def write_in(self, blocks: Sequence[int], landed: Sequence[memoryview]) -> None:
         """Makes what was received into `landing(blocks)` the content of `blocks`. Free on the host."""

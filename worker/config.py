@@ -10,10 +10,13 @@ from config.address import split_host_port
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
+from kvcache.transfer.transports.table import TRANSPORTS, named
 from protos.session_messages import Role
 from registry.etcd.flags import EtcdFlags
 from serving.cluster_flags import ClusterFlags
 from serving.server_tls import ServerTls, server_tls
+
+TRANSPORT_NAMES = tuple(transport.name for transport in TRANSPORTS)
 
 
 class DType(Enum):
@@ -101,7 +104,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         check=checks.more_than(1.0),
     )
     transports: tuple[str, ...] = flag(
-        ("vm_read", "tcp"), "Ways to pull KV, best first: vm_read (same host), tcp", group="KV cache"
+        TRANSPORT_NAMES, f"Ways to pull KV, best first, of: {', '.join(TRANSPORT_NAMES)}", group="KV cache"
     )
 
     max_tokens_per_step: int = flag(
@@ -135,9 +138,10 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     def __post_init__(self) -> None:
         if self.nnodes > 1 or self.node_rank > 0:
             raise FlagError("nnodes", f"{self.nnodes} ranks: an instance of several ranks is not supported yet, use 1")
-        unknown = set(self.transports) - {"vm_read", "tcp"}
-        if unknown or not self.transports:
-            raise FlagError("transports", f"{','.join(self.transports)!r}: must name vm_read, tcp or both")
+        try:
+            named(self.transports)
+        except ValueError as error:
+            raise FlagError("transports", f"{','.join(self.transports)!r}: {error}") from error
 
     def master_tls(self) -> ServerTls | None:
         """None when masters connect without TLS. Raises FlagError for files that can't be used."""

@@ -41,8 +41,8 @@ class WorkerCollector(Collector):
         num_bytes = CounterMetricFamily("pdserve_transfer_sent_bytes", "KV sent", labels=["transport"])
         num_blocks = CounterMetricFamily("pdserve_transfer_sent_blocks", "Blocks sent", labels=["transport"])
         for transport in sent.num_bytes:
-            num_bytes.add_metric([transport.name.lower()], sent.num_bytes[transport])
-            num_blocks.add_metric([transport.name.lower()], sent.num_blocks[transport])
+            num_bytes.add_metric([transport], sent.num_bytes[transport])
+            num_blocks.add_metric([transport], sent.num_blocks[transport])
         released = CounterMetricFamily("pdserve_exports_released", "Hand-offs by how they ended", labels=["reason"])
         for reason, number in sent.released.items():
             released.add_metric([reason.value], number)
@@ -54,14 +54,20 @@ class WorkerCollector(Collector):
             "pdserve_transfer_wait_seconds", "Of it, prefill still computing", labels=["transport"]
         )
         for transport, times in transfers.times.items():
-            duration.add_metric([transport.name.lower()], times.num_pulls, times.total_s)
-            waiting.add_metric([transport.name.lower()], times.wait_s)
+            duration.add_metric([transport], times.num_pulls, times.total_s)
+            waiting.add_metric([transport], times.wait_s)
         yield from (duration, waiting)
         yield _counter("transfer_received_bytes", "KV received", received.bytes_received)
         yield _counter("transfer_received_blocks", "Blocks received", received.blocks_received)
         yield _counter("transfer_skipped_blocks", "Blocks not pulled: they were here", received.blocks_skipped)
         yield _counter("transfer_failures", "Pulls that failed", received.failures)
-        yield _counter("transfer_garbage_connections", "Connections that spoke no transfer protocol", sent.num_garbage)
+        connections = CounterMetricFamily(
+            "pdserve_transfer_connections", "Connections by what became of them", labels=["outcome"]
+        )
+        for outcome, number in sent.connections.items():
+            connections.add_metric([outcome.value], number)
+        yield connections
+        yield _gauge("transfers_running", "Decode workers being sent KV", sent.num_connections)
 
 
 def render_metrics(engine: ComputeEngine) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from kvcache.transfer.errors import TransferError, TransferFailure
+from kvcache.transfer.frame_tap import FrameTap
 from kvcache.transfer.frames import HEADER_BYTES, Frame, Header
 
 # A system call moves at most a socket buffer; more ranges than this only cost time to list.
@@ -21,11 +22,13 @@ class Channel:
     Sending and receiving raise TransferError with TIMEOUT or PEER_CLOSED.
     """
 
-    def __init__(self, stream: socket.socket) -> None:
-        """Owns `stream`, connected or about to be."""
+    def __init__(self, stream: socket.socket, tap: FrameTap | None = None) -> None:
+        """Owns `stream`, connected or about to be, unless this raises OSError. `tap` decides about each frame sent."""
         self._socket = stream
+        self._tap = tap
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_shut_down = False
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
@@ -44,7 +47,10 @@ class Channel:
             return self._socket.sendmsg(ranges)
 
         deadline = time.monotonic() + timeout_s
-        self._move([memoryview(frame.pack()), *data], send_some, deadline)
+        ranges = [memoryview(frame.pack()), *data]
+        if self._tap is not None:
+            ranges = self._tapped(self._tap, frame, ranges)
+        self._move(ranges, send_some, deadline)
 
     def receive(self, silence_s: float) -> Frame:
         """The next frame; `silence_s` is how long the peer may send nothing. Raises FrameError for a damaged one."""
@@ -84,6 +90,7 @@ class Channel:
     def shutdown(self) -> None:
         """Ends the connection for both sides; harmless when it is over."""
         with self._lock:
+            self._is_shut_down = True
             if not self._is_closed:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -94,10 +101,20 @@ class Channel:
             self._is_closed = True
             self._socket.close()
 
+    def _tapped(self, tap: FrameTap, frame: Frame, ranges: list[memoryview]) -> list[memoryview]:
+        passed = tap(frame, ranges)
+        if passed is None:
+            self.shutdown()
+            raise TransferError(TransferFailure.PEER_CLOSED, "closed by a fault that was asked for")
+        return passed
+
     def _move(
         self, views: Sequence[memoryview], some: Callable[[list[memoryview]], int], deadline: float | None
     ) -> None:
         remaining = deque(view for view in views if view.nbytes)
+        if self._is_shut_down:
+            # What the peer sent before could still be read, but nobody wants it.
+            raise TransferError(TransferFailure.PEER_CLOSED, "connection was shut down")
         try:
             while remaining:
                 if deadline is not None and time.monotonic() >= deadline:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 
 from kvcache.transfer.export import Export
-from kvcache.transfer.payloads import PullHello
+from kvcache.transfer.payloads import Claim
 
 # Enough for every puller that lost its connection just before the end; each entry is a few hundred bytes.
 MAX_REMEMBERED = 1024
@@ -39,7 +39,7 @@ class ExportTable:
             while len(self._ended) > MAX_REMEMBERED:
                 self._ended.popitem(last=False)
 
-    def find(self, claim: PullHello) -> Export | None:
+    def find(self, claim: Claim) -> Export | None:
         """The export, live or recently ended, that has exactly this token, leg and epoch."""
         digest = self._digest(claim.token)
         with self._lock:

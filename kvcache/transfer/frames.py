@@ -11,27 +11,28 @@ Every frame is a header of 20 bytes and a payload:
     12      4      CRC-32 of the payload
     16      4      CRC-32 of bytes 0 … 15
 
-The first five bytes mean the same in every version. Whoever gets a HELLO of another version than its own answers with a
+The first five bytes mean the same in every version. Whoever gets a CLAIM of another version than its own answers with a
 REFUSE of its own and says no more; what has another version is never looked into.
 
 A header is checked before anything is read or allocated because of it, and each type has its own limit on the
-payload. Only a BLOCKS frame is followed by bytes that are not a frame: `count * block_bytes` bytes of KV, where
-`block_bytes` is known from the layout both sides agreed on and each block has its own checksum in the payload.
+payload. Only a BLOCKS frame may be followed by bytes that are not a frame, if the transport that was agreed on works
+so: the blocks themselves, `count * block_bytes` bytes, where `block_bytes` is known from the layout both sides agreed
+on and each block has its own checksum in the payload.
 
 Who says what (D pulls from P):
 
-    D  HELLO     token, leg, epoch, layout, num_skip, host identity, transports, proof
-    P  ACCEPT    process id, nonce and its address      or  REFUSE reason, text
-    D  BEGIN     transport: one-sided reads only if the nonce could be read at that address
-    P  BLOCKS | READY  further complete blocks, in prompt order, as prefill completes them
+    D  CLAIM     token, leg, epoch, layout, num_skip, kinds of transport, proof
+    P  ACCEPT    kinds of transport that are offered, each with bytes of its own      or  REFUSE reason, text
+    D  BEGIN     the kind that D can use and likes best
+    P  BLOCKS    further complete blocks, in prompt order, as prefill completes them
     P  PING      nothing new, still here
-    D  PROGRESS  number of leading blocks that D has verified
+    D  VERIFIED  number of leading blocks that D has verified
     P  RECORD    total number of blocks, hand-off record
     D  ACK       all read and verified
     P  RELEASED  the lease held until the ACK            or, at any time after ACCEPT,  ABORT reason, text
 
 The token alone says which hand-off it is and that it may be read. In a cluster with a secret the proof is the
-HMAC-SHA-256, under that secret, of all that comes before it in HELLO, so that a token is of no use outside the cluster;
+HMAC-SHA-256, under that secret, of all that comes before it in CLAIM, so that a token is of no use outside the cluster;
 without one it is zero and not looked at. It proves who asks, not what is sent: nothing here is encrypted.
 """
 
@@ -44,6 +45,7 @@ MAGIC = b"PDKV"
 PROTOCOL_VERSION = 1
 HEADER_BYTES = 20
 MAX_BLOCKS_PER_FRAME = 1024
+MAX_TOLD_BYTES = 64 * MAX_BLOCKS_PER_FRAME
 MAX_RECORD_BYTES = 1 << 20
 MAX_TEXT_BYTES = 4096
 
@@ -63,29 +65,27 @@ class OtherVersion(FrameError):
 
 
 class FrameType(IntEnum):
-    HELLO = 1
+    CLAIM = 1
     ACCEPT = 2
     REFUSE = 3
     BEGIN = 4
     BLOCKS = 5
-    READY = 6
-    PING = 7
-    PROGRESS = 8
-    RECORD = 9
-    ACK = 10
-    RELEASED = 11
-    ABORT = 12
+    PING = 6
+    VERIFIED = 7
+    RECORD = 8
+    ACK = 9
+    RELEASED = 10
+    ABORT = 11
 
 
 MAX_PAYLOAD_BYTES = {
-    FrameType.HELLO: 256,
-    FrameType.ACCEPT: 256,
+    FrameType.CLAIM: 256,
+    FrameType.ACCEPT: 16384,
     FrameType.REFUSE: 1 + MAX_TEXT_BYTES,
     FrameType.BEGIN: 16,
-    FrameType.BLOCKS: 4 + 8 * MAX_BLOCKS_PER_FRAME,
-    FrameType.READY: 4 + 16 * MAX_BLOCKS_PER_FRAME,
+    FrameType.BLOCKS: 8 + 8 * MAX_BLOCKS_PER_FRAME + MAX_TOLD_BYTES,
     FrameType.PING: 0,
-    FrameType.PROGRESS: 16,
+    FrameType.VERIFIED: 16,
     FrameType.RECORD: 4 + MAX_RECORD_BYTES,
     FrameType.ACK: 16,
     FrameType.RELEASED: 0,

@@ -2,50 +2,46 @@
 
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvcache.transfer.errors import TransferFailure
-from kvcache.transfer.frames import MAX_BLOCKS_PER_FRAME, MAX_TEXT_BYTES, Frame, FrameError, FrameType
-from kvcache.transfer.handle import TOKEN_BYTES
-from kvcache.transfer.transports.host_identity import HostIdentity
-from kvcache.transfer.transports.transport import TransportKind
+from kvcache.transfer.frames import MAX_BLOCKS_PER_FRAME, MAX_TOLD_BYTES, Frame, FrameError, FrameType
 
-_CLAIM = struct.Struct("!16sQQ16sI16sQB")
+_CLAIM = struct.Struct("!16sQQ16sIQ")
 _PROOF = struct.Struct("!32s")
-_ACCEPT = struct.Struct("!QQ16s")
 _COUNT = struct.Struct("!I")
+_COUNTS = struct.Struct("!II")
 _KIND = struct.Struct("!B")
+_OFFER = struct.Struct("!BH")
 _U64 = np.dtype(">u8")
 
-HELLO_PAYLOAD_BYTES = _CLAIM.size + _PROOF.size
+CLAIM_BYTES = _CLAIM.size + _PROOF.size
 NO_PROOF = bytes(_PROOF.size)
-NONCE_BYTES = TOKEN_BYTES
+MAX_KIND = 63
 
 
 @dataclass(frozen=True)
-class PullHello:
-    """`host` is None where one-sided reads are out of the question. `proof` is what `prove` makes, or zeros."""
+class Claim:
+    """Who asks for what. `kinds` are the transports that D has; `proof` is what `prove` makes, or zeros."""
 
     token: bytes = field(repr=False)
     leg: int
     epoch: int
     layout: bytes
     num_skip: int
-    host: HostIdentity | None
-    transports: frozenset[TransportKind]
+    kinds: frozenset[int]
     proof: bytes = field(default=NO_PROOF, repr=False)
 
     def frame(self) -> Frame:
-        return Frame(FrameType.HELLO, self._claim() + self.proof)
+        return Frame(FrameType.CLAIM, self._claim() + self.proof)
 
-    def prove(self, secret: bytes) -> "PullHello":
+    def prove(self, secret: bytes) -> "Claim":
         """The same, from somebody who knows the secret."""
         return replace(self, proof=self._mac(secret))
 
-    def is_proven(self, secrets: Sequence[bytes]) -> bool:
+    def is_proven(self, secrets: Iterable[bytes]) -> bool:
         """Whether it comes from somebody who knows one of them; in a time that tells nothing about them."""
         is_known = False
         for secret in secrets:
@@ -56,92 +52,90 @@ class PullHello:
         return hmac.digest(secret, self._claim(), "sha256")
 
     def _claim(self) -> bytes:
-        boot_id, pid_namespace = (self.host.boot_id, self.host.pid_namespace) if self.host else (bytes(16), 0)
-        offered = sum(1 << kind for kind in self.transports)
-        fields = (self.token, self.leg, self.epoch, self.layout, self.num_skip, boot_id, pid_namespace, offered)
-        return _CLAIM.pack(*fields)
+        kinds = sum(1 << kind for kind in self.kinds)
+        return _CLAIM.pack(self.token, self.leg, self.epoch, self.layout, self.num_skip, kinds)
 
     @classmethod
-    def parse(cls, payload: bytes) -> "PullHello":
-        if len(payload) != HELLO_PAYLOAD_BYTES:
-            raise FrameError(f"payload of {len(payload)} bytes, expected {HELLO_PAYLOAD_BYTES}")
-        fields = _CLAIM.unpack_from(payload)
-        token, leg, epoch, layout, num_skip, boot_id, pid_namespace, offered = fields
-        host = HostIdentity(boot_id, pid_namespace) if any(boot_id) else None
-        transports = frozenset(kind for kind in TransportKind if offered >> kind & 1)
-        return cls(token, leg, epoch, layout, num_skip, host, transports, payload[_CLAIM.size :])
+    def parse(cls, payload: bytes) -> "Claim":
+        if len(payload) != CLAIM_BYTES:
+            raise FrameError(f"payload of {len(payload)} bytes, expected {CLAIM_BYTES}")
+        token, leg, epoch, layout, num_skip, kinds = _CLAIM.unpack_from(payload)
+        known = frozenset(kind for kind in range(MAX_KIND + 1) if kinds >> kind & 1)
+        return cls(token, leg, epoch, layout, num_skip, known, payload[_CLAIM.size :])
 
 
 @dataclass(frozen=True)
 class Accept:
-    """Where D may try a one-sided read of `nonce`; `process_id` 0 on the wire says that it may not."""
+    """The transports that P offers, by kind, each with what only that transport understands."""
 
-    process_id: int | None
-    nonce_address: int
-    nonce: bytes
+    offers: Mapping[int, bytes]
 
     def frame(self) -> Frame:
-        return Frame(FrameType.ACCEPT, _ACCEPT.pack(self.process_id or 0, self.nonce_address, self.nonce))
+        return Frame(FrameType.ACCEPT, b"".join(_OFFER.pack(kind, len(o)) + o for kind, o in self.offers.items()))
 
     @classmethod
     def parse(cls, payload: bytes) -> "Accept":
-        process_id, nonce_address, nonce = _ACCEPT.unpack(_sized(payload, _ACCEPT))
-        if process_id >= 2**31:
-            raise FrameError(f"ACCEPT names process {process_id}")
-        return cls(process_id or None, nonce_address, nonce)
+        offers: dict[int, bytes] = {}
+        position = 0
+        while position < len(payload):
+            try:
+                kind, num_bytes = _OFFER.unpack_from(payload, position)
+            except struct.error:
+                raise FrameError("ACCEPT ends within an offer") from None
+            position += _OFFER.size + num_bytes
+            if kind in offers or position > len(payload):
+                raise FrameError(f"ACCEPT offers {kind} twice or not whole")
+            offers[kind] = payload[position - num_bytes : position]
+        return cls(offers)
 
 
 @dataclass(frozen=True)
 class Begin:
-    transport: TransportKind
+    kind: int
 
     def frame(self) -> Frame:
-        return Frame(FrameType.BEGIN, _KIND.pack(self.transport))
+        return Frame(FrameType.BEGIN, _KIND.pack(self.kind))
 
     @classmethod
     def parse(cls, payload: bytes) -> "Begin":
-        (kind,) = _KIND.unpack(_sized(payload, _KIND))
-        try:
-            return cls(TransportKind(kind))
-        except ValueError:
-            raise FrameError(f"unknown transport {kind}") from None
+        return cls(*_KIND.unpack(_sized(payload, _KIND)))
 
 
 @dataclass(frozen=True)
-class Offer:
-    """Blocks `first`, `first + 1`, … of the prompt: BLOCKS, or READY when it says where they are in P's memory."""
+class Blocks:
+    """Blocks `first`, `first + 1`, … of the prompt; `told` is what the transport's receiver needs to get them."""
 
     first: int
     checksums: Sequence[int]
-    addresses: Sequence[int] | None = None
+    told: bytes = b""
 
     def frame(self) -> Frame:
-        columns = [np.array(self.checksums, _U64).tobytes()]
-        if self.addresses is not None:
-            columns.append(np.array(self.addresses, _U64).tobytes())
-        frame_type = FrameType.BLOCKS if self.addresses is None else FrameType.READY
-        return Frame(frame_type, b"".join([_COUNT.pack(self.first), *columns]))
+        counts = _COUNTS.pack(self.first, len(self.checksums))
+        return Frame(FrameType.BLOCKS, counts + np.array(self.checksums, _U64).tobytes() + self.told)
 
     @classmethod
-    def parse(cls, frame: Frame) -> "Offer":
-        num_columns = 1 if frame.type is FrameType.BLOCKS else 2
-        count, rest = divmod(len(frame.payload) - _COUNT.size, 8 * num_columns)
-        if rest or not 1 <= count <= MAX_BLOCKS_PER_FRAME:
-            raise FrameError(f"{frame.type.name} of {len(frame.payload)} bytes")
-        (first,) = _COUNT.unpack_from(frame.payload)
-        numbers: list[int] = np.frombuffer(frame.payload, _U64, offset=_COUNT.size).tolist()
-        return cls(first, numbers[:count], numbers[count:] if num_columns == 2 else None)
+    def parse(cls, payload: bytes) -> "Blocks":
+        if len(payload) < _COUNTS.size:
+            raise FrameError(f"BLOCKS of {len(payload)} bytes")
+        first, count = _COUNTS.unpack_from(payload)
+        end = _COUNTS.size + 8 * count
+        if not 1 <= count <= MAX_BLOCKS_PER_FRAME or not 0 <= len(payload) - end <= MAX_TOLD_BYTES:
+            raise FrameError(f"BLOCKS of {len(payload)} bytes for {count} blocks")
+        checksums: list[int] = np.frombuffer(payload, _U64, count, _COUNTS.size).tolist()
+        return cls(first, checksums, payload[end:])
 
 
 @dataclass(frozen=True)
-class PullProgress:
+class Verified:
+    """How many leading blocks D has verified."""
+
     num_blocks: int
 
     def frame(self) -> Frame:
-        return Frame(FrameType.PROGRESS, _COUNT.pack(self.num_blocks))
+        return Frame(FrameType.VERIFIED, _COUNT.pack(self.num_blocks))
 
     @classmethod
-    def parse(cls, payload: bytes) -> "PullProgress":
+    def parse(cls, payload: bytes) -> "Verified":
         return cls(*_COUNT.unpack(_sized(payload, _COUNT)))
 
 
@@ -170,26 +164,6 @@ class Record:
         if len(payload) < _COUNT.size:
             raise FrameError(f"RECORD of {len(payload)} bytes")
         return cls(_COUNT.unpack_from(payload)[0], payload[_COUNT.size :])
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """REFUSE or ABORT: why there will be nothing more."""
-
-    reason: TransferFailure
-    text: str
-
-    def frame(self, frame_type: FrameType) -> Frame:
-        text = self.text.encode(errors="replace")[:MAX_TEXT_BYTES]
-        return Frame(frame_type, _KIND.pack(self.reason) + text)
-
-    @classmethod
-    def parse(cls, payload: bytes) -> "Refusal":
-        try:
-            reason = TransferFailure(payload[0])
-        except (IndexError, ValueError):
-            raise FrameError("refusal without a reason") from None
-        return cls(reason, payload[1:].decode(errors="replace"))
 
 
 def _sized(payload: bytes, fields: struct.Struct) -> bytes:

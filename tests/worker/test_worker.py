@@ -1,10 +1,12 @@
 """The process around the engine."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
+from kvcache.transfer.pending_connection import PendingConnection
 from serving.stop_signal import StopSignal
 from worker.config import WorkerConfig
 from worker.engines.torch.assembly import assemble
@@ -17,12 +19,34 @@ def die() -> None:
     raise SystemExit  # ends a thread without a word
 
 
-async def test_a_worker_whose_engine_died_ends_too(tiny_llama: Path) -> None:
-    config = WorkerConfig(
-        model=tiny_llama, etcd_addr=None, port=0, disagg_pd_port=0, transfer_listen_port=0, num_blocks=16, num_threads=1
+def config_of(model: Path) -> WorkerConfig:
+    return WorkerConfig(
+        model=model, etcd_addr=None, port=0, disagg_pd_port=0, transfer_listen_port=0, num_blocks=16, num_threads=1
     )
+
+
+async def test_a_worker_whose_engine_died_ends_too(tiny_llama: Path) -> None:
+    config = config_of(tiny_llama)
     engine = assemble(config, "127.0.0.1")
     engine.post(die)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(EngineDied, match="an error of its own"):
             await Worker(config, engine).run(StopSignal())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_worker_whose_transfer_port_died_ends_too(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R9"""
+    config = config_of(tiny_llama)
+    engine = assemble(config, "127.0.0.1")
+    host, port = engine.port.address.split(":")
+
+    def fail(pending: PendingConnection) -> None:
+        raise MemoryError("a fault that nobody thought of")
+
+    monkeypatch.setattr(PendingConnection, "read_claim", fail)
+    with socket.create_connection((host, int(port))) as visitor:
+        visitor.sendall(b"anything")
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(EngineDied):
+                await Worker(config, engine).run(StopSignal())

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from kvcache.block_pool import CacheEvent
 from kvcache.transfer.counters import ServerCounters
-from kvcache.transfer.transports.transport import TransportKind
 from protos.block_hash import root_hash
 from protos.sampling_messages import SamplingParams, TokenLogprobs
 from protos.served_model import ServedModel
@@ -96,7 +95,7 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class PullTimes:
-    """Of all pulls over one transport; `wait_s` of `total_s` was prefill still computing."""
+    """How long the pulls over one transport took. `wait_s` of `total_s` was prefill still computing."""
 
     num_pulls: int = 0
     total_s: float = 0.0
@@ -109,7 +108,7 @@ class TransferFigures:
 
     sent: ServerCounters
     received: TransferCounters
-    times: Mapping[TransportKind, PullTimes]
+    times: Mapping[str, PullTimes]  # by transport
 
 
 class HandOffError(ValueError):

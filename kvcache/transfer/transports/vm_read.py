@@ -1,27 +1,33 @@
 """One-sided reads from another process of this host, by `process_vm_readv(2)` (Linux).
 
 Needs the permission that ptrace needs: the same user, no yama restriction, the same pid namespace. Nobody can tell
-beforehand, so D reads a nonce first and takes TCP when that fails.
+beforehand, so D reads a nonce at a known place of P first, which also proves that it is P's memory that it reads.
 """
 
 import ctypes
 import errno
 import os
 import secrets
+import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.checksum import block_checksums
 from kvcache.transfer.errors import TransferError, TransferFailure
-from kvcache.transfer.payloads import NONCE_BYTES, Accept, Offer
+from kvcache.transfer.frames import FrameError
+from kvcache.transfer.payloads import Blocks
+from kvcache.transfer.registered_memory import RegisteredMemory
+from kvcache.transfer.transports.host_identity import HostIdentity, this_host
 from kvcache.transfer.transports.transport import BlockBatch
 
 MAX_RANGES_PER_CALL = 1024  # IOV_MAX
+NONCE_BYTES = 16
 
+_OFFER = struct.Struct("!16sQIQ16s")  # boot id, pid namespace, process id, address of the nonce, nonce
+_U64 = np.dtype(">u8")
 _VmRead = Callable[[int, int, int, int, int, int], int]
 _Ranges = npt.NDArray[np.uint64]
 
@@ -41,42 +47,56 @@ def _find_read() -> _VmRead | None:
 _process_vm_readv = _find_read()
 
 
-class Nonce:
-    """Random bytes at a known place of this process; reading them proves that one-sided reads work and hit P."""
+class VmRead:
+    name = "vm_read"
+    kind = 2
+    is_one_sided = True
 
     def __init__(self) -> None:
-        self.value = secrets.token_bytes(NONCE_BYTES)
-        self._memory = ctypes.create_string_buffer(self.value, NONCE_BYTES)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._memory = ctypes.create_string_buffer(self._nonce, NONCE_BYTES)
 
-    def accept(self) -> Accept:
-        return Accept(os.getpid(), ctypes.addressof(self._memory), self.value)
+    def offer(self, memory: RegisteredMemory) -> bytes | None:
+        host = this_host()
+        if host is None or not memory.is_host:
+            return None
+        address = ctypes.addressof(self._memory)
+        return _OFFER.pack(host.boot_id, host.pid_namespace, os.getpid(), address, self._nonce)
 
+    def can_use(self, offer: bytes, memory: RegisteredMemory) -> bool:
+        boot_id, pid_namespace, process_id, address, nonce = _parse(offer)
+        if _process_vm_readv is None or HostIdentity(boot_id, pid_namespace) != this_host():
+            return False
+        found = bytearray(NONCE_BYTES)
+        try:
+            _read(process_id, np.array([[address, NONCE_BYTES]], np.uint64), _ranges([found]))
+        except OSError:
+            return False
+        return secrets.compare_digest(found, nonce)
 
-def can_read(accept: Accept) -> bool:
-    """Whether the nonce that P speaks of is found at the address it names."""
-    if accept.process_id is None or _process_vm_readv is None:
-        return False
-    found = bytearray(NONCE_BYTES)
-    try:
-        _read(accept.process_id, np.array([[accept.nonce_address, NONCE_BYTES]], np.uint64), _ranges([found]))
-    except OSError:
-        return False
-    return secrets.compare_digest(found, accept.nonce)
+    def sender(self, channel: Channel, memory: RegisteredMemory, timeout_s: float) -> "VmReadSender":
+        return VmReadSender(channel, memory, timeout_s)
+
+    def receiver(
+        self, channel: Channel, offer: bytes, memory: RegisteredMemory, silence_timeout_s: float
+    ) -> "VmReadReceiver":
+        _, _, process_id, _, _ = _parse(offer)
+        return VmReadReceiver(process_id, memory.block_bytes)
 
 
 class VmReadSender:
     """Tells D where the blocks are. D reads them at its own time, under the lease."""
 
-    def __init__(self, channel: Channel, memory: PoolMemory, timeout_s: float) -> None:
+    def __init__(self, channel: Channel, memory: RegisteredMemory, timeout_s: float) -> None:
         self._channel = channel
         self._memory = memory
         self._timeout_s = timeout_s
 
     def send(self, batch: BlockBatch) -> int:
         views = self._memory.block_views(batch.blocks)
-        checksums = block_checksums(views, self._memory.layout.block_bytes)
-        addresses = [self._memory.address(block) for block in batch.blocks]
-        self._channel.send(Offer(batch.first, checksums, addresses).frame(), self._timeout_s)
+        checksums = block_checksums(views, self._memory.block_bytes)
+        addresses = np.array([self._memory.address(block) for block in batch.blocks], _U64)
+        self._channel.send(Blocks(batch.first, checksums, addresses.tobytes()).frame(), self._timeout_s)
         return sum(view.nbytes for view in views)
 
 
@@ -85,15 +105,27 @@ class VmReadReceiver:
         self._process_id = process_id
         self._block_bytes = block_bytes
 
-    def receive(self, addresses: Sequence[int] | None, landing: Sequence[memoryview]) -> None:
-        assert addresses is not None
-        remote = np.empty((len(addresses), 2), np.uint64)
-        remote[:, 0] = addresses
+    def receive(self, told: bytes, landing: Sequence[memoryview]) -> None:
+        num_blocks = sum(view.nbytes for view in landing) // self._block_bytes
+        if len(told) != num_blocks * _U64.itemsize:
+            raise FrameError(f"{len(told)} bytes of addresses for {num_blocks} blocks")
+        remote = np.empty((num_blocks, 2), np.uint64)
+        remote[:, 0] = np.frombuffer(told, _U64)
         remote[:, 1] = self._block_bytes
         try:
             _read(self._process_id, remote, _ranges(landing))
         except OSError as error:
             raise TransferError(TransferFailure.PEER_CLOSED, f"one-sided read: {error}") from error
+
+
+def _parse(offer: bytes) -> tuple[bytes, int, int, int, bytes]:
+    try:
+        boot_id, pid_namespace, process_id, address, nonce = _OFFER.unpack(offer)
+    except struct.error as error:
+        raise FrameError(f"offer of one-sided reads: {error}") from None
+    if not 0 < process_id < 2**31:
+        raise FrameError(f"offer of one-sided reads from process {process_id}")
+    return boot_id, pid_namespace, process_id, address, nonce
 
 
 def _ranges(views: Sequence[memoryview | bytearray]) -> _Ranges:

@@ -19,9 +19,11 @@ from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError
 from kvcache.transfer.export import Export, ReleaseReason
+from kvcache.transfer.frames import Frame, FrameType
 from kvcache.transfer.handle import KvHandle
+from kvcache.transfer.payloads import Verified
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
+from kvcache.transfer.transports.table import named
 
 
 def layout(block_size: int) -> KvLayout:
@@ -85,23 +87,25 @@ def consume(num_blocks: int, block_size: int) -> None:
 
 def pull(memory: PoolMemory, command: dict[str, Any]) -> None:
     say(pid=os.getpid())
-    transports = [TransportKind[name] for name in command["transports"]]
-    client = TransferClient(memory, memory.layout.fingerprint(), transports=transports)
     handle = KvHandle.decode(base64.b64decode(command["handle"]))
     num_blocks = command["num_blocks"]
 
-    def on_progress(num_verified: int) -> None:
-        say(progress=num_verified)
-        if num_verified == command.get("stop_at"):
-            os.kill(os.getpid(), signal.SIGSTOP)
+    def tap(frame: Frame, ranges: list[memoryview]) -> list[memoryview]:
+        if frame.type is FrameType.VERIFIED:
+            num_verified = Verified.parse(frame.payload).num_blocks
+            say(progress=num_verified)
+            if num_verified == command.get("stop_at"):
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return ranges
 
+    client = TransferClient(memory, memory.layout.fingerprint(), transports=named(command["transports"]), tap=tap)
     try:
-        result = client.pull(handle, 0, range(num_blocks), on_progress).run()
+        result = client.pull(handle, 0, range(num_blocks)).run()
     except TransferError as error:
         say(failure=error.reason.name)
     else:
         content = [memory.tensor[block].view(-1).view(torch.int32).sum().item() for block in range(num_blocks)]
-        say(record=result.record.decode(), transport=result.transport.name, content=content)
+        say(record=result.record.decode(), transport=result.transport, content=content)
 
 
 if __name__ == "__main__":

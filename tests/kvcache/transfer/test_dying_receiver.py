@@ -1,39 +1,34 @@
 """Receivers that stop or are killed: blocks are held no longer than the lease, and every release happens once."""
 
 import base64
-import json
 import os
 import queue
 import random
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
-import pytest
 import torch
 
-from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.export import ReleaseReason
 from kvcache.transfer.handle import KvHandle
-from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
+from tests.kvcache.transfer.rig import (
+    WAIT_S,
+    MakeMemory,
+    MakeServer,
+    Releases,
+    SpawnPeer,
+    each_transport,
+    read,
+    tell,
+)
 
-WAIT_S = 20.0
 BLOCK_SIZE = 1024  # blocks of 256 KiB
-
-MakeMemory = Callable[..., PoolMemory]
-MakeServer = Callable[..., TransferServer]
-SpawnPeer = Callable[..., subprocess.Popen[str]]
-Releases = queue.SimpleQueue[ReleaseReason]
-
-each_transport = pytest.mark.parametrize("transport", list(TransportKind), ids=lambda kind: kind.name)
 
 
 @each_transport
 def test_a_stopped_receiver_holds_blocks_no_longer_than_the_lease(
-    transport: TransportKind, make_memory: MakeMemory, make_server: MakeServer, spawn_peer: SpawnPeer
+    transport: str, make_memory: MakeMemory, make_server: MakeServer, spawn_peer: SpawnPeer
 ) -> None:
     peer = spawn_peer("consume", 96, BLOCK_SIZE)
     assert read(peer) == {"ready": True}
@@ -71,7 +66,7 @@ def test_fifty_transfers_with_random_ends(
 
         fate, fatal_block = chance.choice(["kill", "kill", "abort", "live"]), chance.randrange(1, 17)
         export = (hasty if fate == "kill" else patient).open(leg, on_release)
-        tell_to_pull(peer, export.handle, 16, chance.choice(list(TransportKind)))
+        tell_to_pull(peer, export.handle, 16, chance.choice(["tcp", "vm_read"]))
         export.publish(range(chance.randrange(fatal_block, 17)))
         while "pid" not in (event := read(peer)):
             assert "progress" in event, "of the one that was killed before"
@@ -102,24 +97,13 @@ def test_fifty_transfers_with_random_ends(
     assert sum(patient.counters.released.values()) + sum(hasty.counters.released.values()) == 50
 
 
-def tell(peer: subprocess.Popen[str], **command: Any) -> None:
-    assert peer.stdin is not None
-    peer.stdin.write(json.dumps(command) + "\n")
-    peer.stdin.flush()
-
-
-def read(peer: subprocess.Popen[str]) -> dict[str, Any]:
-    assert peer.stdout is not None
-    answer: dict[str, Any] = json.loads(peer.stdout.readline())
-    return answer
-
-
 def tell_to_pull(
     peer: subprocess.Popen[str],
     handle: KvHandle,
     num_blocks: int,
-    transport: TransportKind,
+    transport: str,
     stop_at: int | None = None,
 ) -> None:
     encoded = base64.b64encode(handle.encode()).decode()
-    tell(peer, handle=encoded, num_blocks=num_blocks, transports=[transport.name, "TCP"], stop_at=stop_at)
+    transports = list(dict.fromkeys([transport, "tcp"]))
+    tell(peer, handle=encoded, num_blocks=num_blocks, transports=transports, stop_at=stop_at)

@@ -1,45 +1,27 @@
 """Hand-offs ended by the prefill side: the receiver learns how, and every release happens once."""
 
-import queue
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvcache.pool_memory import PoolMemory
-from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
-from kvcache.transfer.pull import Pull
-from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
-
-WAIT_S = 20.0
-
-MakeMemory = Callable[..., PoolMemory]
-MakeServer = Callable[..., TransferServer]
-Releases = queue.SimpleQueue[ReleaseReason]
-
-each_transport = pytest.mark.parametrize("transport", list(TransportKind), ids=lambda kind: kind.name)
-
-
-def client_of(memory: PoolMemory, transport: TransportKind, **settings: float) -> TransferClient:
-    transports = {transport, TransportKind.TCP}
-    return TransferClient(memory, memory.layout.fingerprint(), transports=transports, **settings)  # type: ignore[arg-type]
-
-
-def failure_of(pull: Pull) -> TransferError:
-    with pytest.raises(TransferError) as failure:
-        pull.run()
-    return failure.value
+from tests.kvcache.transfer.rig import (
+    WAIT_S,
+    MakeMemory,
+    MakeServer,
+    Releases,
+    client_of,
+    each_transport,
+    failure_of,
+    on_verified,
+)
 
 
 @each_transport
-def test_a_lease_that_ended_before_the_read(
-    transport: TransportKind, make_memory: MakeMemory, make_server: MakeServer
-) -> None:
+def test_a_lease_that_ended_before_the_read(transport: str, make_memory: MakeMemory, make_server: MakeServer) -> None:
     releases = Releases()
     export = make_server(make_memory(), lease_s=0.05).open(1, releases.put)
     export.publish([0])
@@ -51,9 +33,7 @@ def test_a_lease_that_ended_before_the_read(
 
 
 @each_transport
-def test_a_lease_that_ends_during_the_read(
-    transport: TransportKind, make_memory: MakeMemory, make_server: MakeServer
-) -> None:
+def test_a_lease_that_ends_during_the_read(transport: str, make_memory: MakeMemory, make_server: MakeServer) -> None:
     """B1: pages are reused while the reader is delayed."""
     source, sink, releases = make_memory(seed=1), make_memory(), Releases()
     reasons: list[ReleaseReason] = []
@@ -66,14 +46,14 @@ def test_a_lease_that_ends_during_the_read(
             source.tensor.fill_(666)
 
     export.publish(range(8))
-    error = failure_of(client_of(sink, transport).pull(export.handle, 0, range(8), on_progress))
+    error = failure_of(client_of(sink, transport, on_verified(on_progress)).pull(export.handle, 0, range(8)))
     assert error.reason is TransferFailure.EXPIRED
     assert reasons == [ReleaseReason.EXPIRED]
     assert releases.empty()
 
 
 @each_transport
-def test_progress_renews_the_lease(transport: TransportKind, make_memory: MakeMemory, make_server: MakeServer) -> None:
+def test_progress_renews_the_lease(transport: str, make_memory: MakeMemory, make_server: MakeServer) -> None:
     export = make_server(make_memory(seed=1)).open(1, Releases().put)
     export.publish(range(8))
     export.seal(b"kept")
@@ -87,7 +67,7 @@ def test_progress_renews_the_lease(transport: TransportKind, make_memory: MakeMe
         assert export.deadline is not None
         deadlines.append(export.deadline)
 
-    client_of(make_memory(), transport).pull(export.handle, 0, range(8), on_progress).run()
+    client_of(make_memory(), transport, on_verified(on_progress)).pull(export.handle, 0, range(8)).run()
     assert deadlines == sorted(deadlines)
     assert deadlines[-1] > deadlines[0]
 
@@ -106,7 +86,7 @@ def test_no_lease_runs_before_the_seal(make_memory: MakeMemory, make_server: Mak
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_an_abort_tells_the_receiver_why(
     when: str,
-    transport: TransportKind,
+    transport: str,
     make_memory: MakeMemory,
     make_server: MakeServer,
     workers: ThreadPoolExecutor,
@@ -116,7 +96,7 @@ def test_an_abort_tells_the_receiver_why(
     export.publish([0])
     if when == "before":
         export.abort("prefill failed: out of luck")
-    pull = client_of(make_memory(), transport).pull(export.handle, 0, [0, 1], lambda _: started.set())
+    pull = client_of(make_memory(), transport, on_verified(lambda _: started.set())).pull(export.handle, 0, [0, 1])
     pulled = workers.submit(pull.run)
     if when == "during":
         assert started.wait(WAIT_S)
@@ -134,7 +114,7 @@ def test_a_second_claim_of_an_acknowledged_hand_off_is_refused(
 ) -> None:
     export = make_server(make_memory()).open(1, Releases().put)
     export.seal(b"once")
-    client = client_of(make_memory(), TransportKind.TCP)
+    client = client_of(make_memory(), "tcp")
     client.pull(export.handle, 0, []).run()
     assert failure_of(client.pull(export.handle, 0, [])).reason is TransferFailure.REFUSED
 
@@ -144,7 +124,7 @@ def test_closing_ends_everything(make_memory: MakeMemory, make_server: MakeServe
     exports = [server.open(leg, releases.put) for leg in range(3)]
     exports[0].publish([0])
     exports[1].seal(b"")
-    pull = client_of(make_memory(), TransportKind.TCP).pull(exports[0].handle, 0, [0, 1], lambda _: started.set())
+    pull = client_of(make_memory(), "tcp", on_verified(lambda _: started.set())).pull(exports[0].handle, 0, [0, 1])
     pulled = workers.submit(pull.run)
     assert started.wait(WAIT_S)
     server.close()
@@ -161,7 +141,7 @@ def test_a_callback_that_fails_harms_nobody(make_memory: MakeMemory, make_server
     server = make_server(make_memory())
     export = server.open(1, fail)
     export.seal(b"fine")
-    assert client_of(make_memory(), TransportKind.TCP).pull(export.handle, 0, []).run().record == b"fine"
+    assert client_of(make_memory(), "tcp").pull(export.handle, 0, []).run().record == b"fine"
     assert server.counters.released[ReleaseReason.ACKNOWLEDGED] == 1
 
 

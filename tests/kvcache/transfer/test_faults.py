@@ -1,13 +1,9 @@
 """Transfers that go wrong or are cancelled: the receiver learns why, and nothing wrong is ever used."""
 
-import base64
 import dataclasses
-import json
 import os
-import queue
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,39 +11,26 @@ from typing import Any
 
 import pytest
 
-from kvcache.pool_memory import PoolMemory
-from kvcache.transfer.client import TransferClient
+from kvcache.transfer.counters import ConnectionOutcome
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import ReleaseReason
 from kvcache.transfer.handle import KvHandle
-from kvcache.transfer.pull import Pull
-from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
+from tests.kvcache.transfer.rig import (
+    WAIT_S,
+    MakeMemory,
+    MakeServer,
+    Releases,
+    SpawnPeer,
+    ask,
+    client_of,
+    content,
+    each_transport,
+    failure_of,
+    handle_of,
+    on_verified,
+)
 
-WAIT_S = 20.0
-
-MakeMemory = Callable[..., PoolMemory]
-MakeServer = Callable[..., TransferServer]
-SpawnPeer = Callable[..., subprocess.Popen[str]]
 Proxy = Callable[[str, Callable[[int, int, bytes], bytes | None]], str]
-Releases = queue.SimpleQueue[ReleaseReason]
-
-each_transport = pytest.mark.parametrize("transport", list(TransportKind), ids=lambda kind: kind.name)
-
-
-def client_of(memory: PoolMemory, transport: TransportKind, **settings: float) -> TransferClient:
-    transports = {transport, TransportKind.TCP}
-    return TransferClient(memory, memory.layout.fingerprint(), transports=transports, **settings)  # type: ignore[arg-type]
-
-
-def content(memory: PoolMemory, blocks: list[int]) -> bytes:
-    return b"".join(memory.block_views(blocks))
-
-
-def failure_of(pull: Pull) -> TransferError:
-    with pytest.raises(TransferError) as failure:
-        pull.run()
-    return failure.value
 
 
 class TestClaims:
@@ -62,25 +45,21 @@ class TestClaims:
         export.publish([0])
         export.seal(b"secret")
         handle = dataclasses.replace(export.handle, **wrong)
-        error = failure_of(client_of(sink, TransportKind.TCP).pull(handle, 0, [0]))
+        error = failure_of(client_of(sink, "tcp").pull(handle, 0, [0]))
         assert (error.reason, error.text) == (TransferFailure.REFUSED, "unknown hand-off")
-        assert server.counters.num_refused == 1
-        assert client_of(sink, TransportKind.TCP).pull(export.handle, 0, [0]).run().record == b"secret"
+        assert server.counters.connections[ConnectionOutcome.REFUSED] == 1
+        assert client_of(sink, "tcp").pull(export.handle, 0, [0]).run().record == b"secret"
 
     def test_another_layout_is_found_out_before_connecting(self, make_memory: MakeMemory) -> None:
         sink = make_memory(block_size=8)
         handle = KvHandle("127.0.0.1:9", bytes(16), 1, 1, make_memory().layout.fingerprint(), 60.0)
-        assert failure_of(client_of(sink, TransportKind.TCP).pull(handle, 0, [0])).reason is (
-            TransferFailure.LAYOUT_MISMATCH
-        )
+        assert failure_of(client_of(sink, "tcp").pull(handle, 0, [0])).reason is (TransferFailure.LAYOUT_MISMATCH)
 
     def test_another_layout_is_found_out_by_the_server(self, make_memory: MakeMemory, make_server: MakeServer) -> None:
         server, sink = make_server(make_memory()), make_memory(block_size=8)
         export = server.open(1, Releases().put)
         handle = dataclasses.replace(export.handle, layout=sink.layout.fingerprint())
-        assert failure_of(client_of(sink, TransportKind.TCP).pull(handle, 0, [0])).reason is (
-            TransferFailure.LAYOUT_MISMATCH
-        )
+        assert failure_of(client_of(sink, "tcp").pull(handle, 0, [0])).reason is (TransferFailure.LAYOUT_MISMATCH)
 
     def test_a_restarted_worker_at_the_same_address_refuses_old_handles(
         self, make_memory: MakeMemory, make_server: MakeServer
@@ -93,7 +72,7 @@ class TestClaims:
         restarted = make_server(memory, port=int(old.handle.address.rpartition(":")[2]))
         new = restarted.open(1, Releases().put)
         new.seal(b"new life")
-        client = client_of(sink, TransportKind.TCP)
+        client = client_of(sink, "tcp")
         assert failure_of(client.pull(old.handle, 0, [])).reason is TransferFailure.REFUSED
         assert client.pull(new.handle, 0, []).run().record == b"new life"
         with pytest.raises(RuntimeError, match="closed"):
@@ -104,7 +83,7 @@ class TestClaims:
             address = f"127.0.0.1:{unused.getsockname()[1]}"
         sink = make_memory()
         handle = KvHandle(address, bytes(16), 1, 1, sink.layout.fingerprint(), 60.0)
-        assert failure_of(client_of(sink, TransportKind.TCP).pull(handle, 0, [])).reason is TransferFailure.UNREACHABLE
+        assert failure_of(client_of(sink, "tcp").pull(handle, 0, [])).reason is TransferFailure.UNREACHABLE
 
     def test_peers_that_disagree_on_the_number_of_blocks(
         self, make_memory: MakeMemory, make_server: MakeServer
@@ -113,7 +92,7 @@ class TestClaims:
         export.publish([0, 1, 2])
         export.seal(b"")
         for blocks in ([0, 1], [0, 1, 2, 3]):
-            error = failure_of(client_of(make_memory(), TransportKind.TCP).pull(export.handle, 0, blocks))
+            error = failure_of(client_of(make_memory(), "tcp").pull(export.handle, 0, blocks))
             assert error.reason is TransferFailure.CORRUPT
 
 
@@ -137,7 +116,7 @@ class TestDamage:
                 return data[: at - offset] + bytes([data[at - offset] ^ 0x10]) + data[at - offset + 1 :]
 
             handle = dataclasses.replace(export.handle, address=proxy(export.handle.address, flip))
-            error = failure_of(client_of(make_memory(4), TransportKind.TCP, legs=1).pull(handle, 0, range(4)))
+            error = failure_of(client_of(make_memory(4), "tcp", max_connections=1).pull(handle, 0, range(4)))
             assert was_hit.is_set()
             # A damaged nonce address or process id only rules one-sided reads out; everything else must not pass.
             assert error.reason is TransferFailure.CORRUPT
@@ -161,15 +140,15 @@ class TestDamage:
 
         all_offered = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            pull = client_of(sink, TransportKind.VM_READ).pull(export.handle, 0, range(4), on_progress)
+            pull = client_of(sink, "vm_read", on_verified(on_progress)).pull(export.handle, 0, range(4))
             pulled = pool.submit(pull.run)
             export.publish([0, 1, 2, 3])
             export.seal(b"")
-            while server.counters.num_blocks[TransportKind.VM_READ] < 4:
+            while server.counters.num_blocks["vm_read"] < 4:
                 assert not pulled.done()
             all_offered.set()
             result = pulled.result(timeout=WAIT_S)
-        assert result.transport is TransportKind.TCP
+        assert result.transport == "tcp"
         assert content(sink, [0, 1, 2, 3]) == content(source, [0, 1, 2, 3])
 
 
@@ -188,13 +167,13 @@ class TestLostConnection:
             return data if connection > 0 or offset + len(data) < half else (data[: max(half - offset, 0)] or None)
 
         handle = dataclasses.replace(export.handle, address=proxy(export.handle.address, cut))
-        pull = client_of(sink, TransportKind.TCP).pull(handle, 0, range(31, -1, -1), progress.append)
+        pull = client_of(sink, "tcp", on_verified(progress.append)).pull(handle, 0, range(31, -1, -1))
         assert pull.run().record == b"whole"
         assert content(sink, list(range(31, -1, -1))) == content(source, list(range(32)))
         assert progress == sorted(set(progress)) and progress[-1] == 32
         counters = server.counters
-        assert counters.num_accepted == 2
-        assert counters.num_blocks[TransportKind.TCP] < 32 + 32
+        assert counters.connections[ConnectionOutcome.ACCEPTED] == 2
+        assert counters.num_blocks["tcp"] < 32 + 32
         assert releases.get(timeout=WAIT_S) is ReleaseReason.ACKNOWLEDGED
         assert releases.empty()
 
@@ -202,11 +181,11 @@ class TestLostConnection:
         server = make_server(make_memory())
         export = server.open(1, Releases().put)
         address = proxy(export.handle.address, lambda _connection, _offset, _data: None)
-        pull = client_of(make_memory(), TransportKind.TCP, legs=3).pull(
+        pull = client_of(make_memory(), "tcp", max_connections=3).pull(
             dataclasses.replace(export.handle, address=address), 0, [0]
         )
         assert failure_of(pull).reason is TransferFailure.PEER_CLOSED
-        assert server.counters.num_accepted == 3
+        assert server.counters.connections[ConnectionOutcome.ACCEPTED] == 3
 
     @each_transport
     @pytest.mark.parametrize(
@@ -218,7 +197,7 @@ class TestLostConnection:
     )
     def test_a_peer_that_dies_or_stops_half_way(
         self,
-        transport: TransportKind,
+        transport: str,
         blow: signal.Signals,
         expected: set[TransferFailure],
         make_memory: MakeMemory,
@@ -232,15 +211,16 @@ class TestLostConnection:
             if num_verified == 4:
                 os.kill(peer.pid, blow)
 
-        client = client_of(make_memory(8, block_size=64), transport, silence_timeout_s=0.6, connect_timeout_s=0.6)
-        assert failure_of(client.pull(handle, 0, range(8), on_progress)).reason in expected
+        sink, hook = make_memory(8, block_size=64), on_verified(on_progress)
+        client = client_of(sink, transport, hook, silence_timeout_s=0.6, connect_timeout_s=0.6)
+        assert failure_of(client.pull(handle, 0, range(8))).reason in expected
 
 
 class TestCancel:
     @each_transport
     def test_a_waiting_pull_ends_and_nothing_is_written_later(
         self,
-        transport: TransportKind,
+        transport: str,
         make_memory: MakeMemory,
         make_server: MakeServer,
         workers: ThreadPoolExecutor,
@@ -249,7 +229,9 @@ class TestCancel:
         server = make_server(source)
         export = server.open(1, releases.put)
         export.publish([0, 1])
-        pull = client_of(sink, transport).pull(export.handle, 0, range(8), lambda n: started.set() if n == 2 else None)
+        pull = client_of(sink, transport, on_verified(lambda n: started.set() if n == 2 else None)).pull(
+            export.handle, 0, range(8)
+        )
         pulled = workers.submit(pull.run)
         assert started.wait(WAIT_S)
         pull.cancel()
@@ -266,10 +248,10 @@ class TestCancel:
 
     def test_cancelled_before_it_ran(self, make_memory: MakeMemory, make_server: MakeServer) -> None:
         server = make_server(make_memory())
-        pull = client_of(make_memory(), TransportKind.TCP).pull(server.open(1, Releases().put).handle, 0, [0])
+        pull = client_of(make_memory(), "tcp").pull(server.open(1, Releases().put).handle, 0, [0])
         pull.cancel()
         assert failure_of(pull).reason is TransferFailure.CANCELLED
-        assert server.counters.num_accepted == 0
+        assert server.counters.connections[ConnectionOutcome.ACCEPTED] == 0
 
     def test_cancelled_while_connecting(self, make_memory: MakeMemory, workers: ThreadPoolExecutor) -> None:
         sink = make_memory()
@@ -281,7 +263,7 @@ class TestCancel:
                 early.setblocking(False)
                 early.connect_ex(deaf.getsockname())
             handle = KvHandle(f"127.0.0.1:{deaf.getsockname()[1]}", bytes(16), 1, 1, sink.layout.fingerprint(), 60.0)
-            pull = client_of(sink, TransportKind.TCP, connect_timeout_s=60.0).pull(handle, 0, [])
+            pull = client_of(sink, "tcp", connect_timeout_s=60.0).pull(handle, 0, [])
             pulled = workers.submit(pull.run)
             while pull._channel is None:
                 assert not pulled.done()
@@ -290,24 +272,3 @@ class TestCancel:
                 pulled.result(timeout=WAIT_S)
             for early in waiting:
                 early.close()
-
-
-def ask(peer: subprocess.Popen[str], **command: Any) -> dict[str, Any]:
-    tell(peer, **command)
-    return read(peer)
-
-
-def tell(peer: subprocess.Popen[str], **command: Any) -> None:
-    assert peer.stdin is not None
-    peer.stdin.write(json.dumps(command) + "\n")
-    peer.stdin.flush()
-
-
-def read(peer: subprocess.Popen[str]) -> dict[str, Any]:
-    assert peer.stdout is not None
-    answer: dict[str, Any] = json.loads(peer.stdout.readline())
-    return answer
-
-
-def handle_of(answer: dict[str, Any]) -> KvHandle:
-    return KvHandle.decode(base64.b64decode(answer["handle"]))

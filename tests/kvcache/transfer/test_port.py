@@ -3,11 +3,9 @@
 import contextlib
 import logging
 import os
-import queue
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,19 +13,17 @@ import pytest
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.client import TransferClient
+from kvcache.transfer.counters import ConnectionOutcome
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameType, Header
 from kvcache.transfer.handle import KvHandle
-from kvcache.transfer.payloads import Ack, Begin, PullHello, PullProgress, Refusal
+from kvcache.transfer.payloads import Ack, Begin, Claim, Verified
+from kvcache.transfer.refusal import Refusal
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
-
-WAIT_S = 20.0
-
-MakeMemory = Callable[..., PoolMemory]
-MakeServer = Callable[..., TransferServer]
-Releases = queue.SimpleQueue[ReleaseReason]
+from kvcache.transfer.transports.tcp import Tcp
+from kvcache.transfer.transports.vm_read import VmRead
+from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, MakeServer, Releases
 
 
 def port_of(server: TransferServer) -> tuple[str, int]:
@@ -69,13 +65,12 @@ def fields_of(export: Export) -> dict[str, object]:
         "epoch": export.handle.epoch,
         "layout": export.handle.layout,
         "num_skip": 0,
-        "host": None,
-        "transports": frozenset({TransportKind.TCP}),
+        "kinds": frozenset({Tcp.kind}),
     }
 
 
-def hello(export: Export, **changes: object) -> bytes:
-    return PullHello(**fields_of(export) | changes).frame().pack()  # type: ignore[arg-type]
+def claim(export: Export, **changes: object) -> bytes:
+    return Claim(**fields_of(export) | changes).frame().pack()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +82,11 @@ def hello(export: Export, **changes: object) -> bytes:
         Frame(FrameType.PING).pack(),
         Frame(FrameType.RECORD, bytes(4)).pack(),
         b"PDKV\x01\x01\0\0" + b"\xff" * 12,
-        Frame(FrameType.HELLO, b"too short").pack(),
+        Frame(FrameType.CLAIM, b"too short").pack(),
     ],
     ids=["random", "http", "tls", "ping", "record", "huge", "short"],
 )
-def test_what_is_no_hello_is_closed_without_an_answer(
+def test_what_is_no_claim_is_closed_without_an_answer(
     knock: bytes, make_memory: MakeMemory, make_server: MakeServer
 ) -> None:
     memory = make_memory(seed=1)
@@ -99,7 +94,7 @@ def test_what_is_no_hello_is_closed_without_an_answer(
     with socket.create_connection(port_of(server)) as visitor:
         visitor.sendall(knock)
         assert is_closed_by_peer(visitor)
-    assert server.counters.num_garbage == 1
+    assert server.counters.connections[ConnectionOutcome.GARBAGE] == 1
     assert transfer_works(server, memory, make_memory())
 
 
@@ -108,13 +103,13 @@ def test_a_puller_of_another_version_is_told_so(make_memory: MakeMemory, make_se
     server = make_server(make_memory())
     export = server.open(1, Releases().put)
     with socket.create_connection(port_of(server)) as puller:
-        puller.sendall(b"PDKV\x07" + hello(export)[5:])
+        puller.sendall(b"PDKV\x07" + claim(export)[5:])
         puller.settimeout(WAIT_S)
         header = Header.parse(puller.recv(HEADER_BYTES))
         refusal = Refusal.parse(puller.recv(header.payload_bytes))
     assert (header.type, refusal.reason) == (FrameType.REFUSE, TransferFailure.OTHER_VERSION)
     assert "version 7" in refusal.text and f"speaks {PROTOCOL_VERSION}" in refusal.text
-    assert server.counters.num_refused == 1
+    assert server.counters.connections[ConnectionOutcome.REFUSED] == 1
     assert transfer_works(server, make_memory(), make_memory())
 
 
@@ -134,23 +129,23 @@ def test_a_peer_of_another_version_is_found_out(make_memory: MakeMemory, workers
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 10, 20, 60])
-def test_half_a_hello_and_silence_is_closed_in_time(
+def test_half_a_claim_and_silence_is_closed_in_time(
     num_bytes: int, make_memory: MakeMemory, make_server: MakeServer
 ) -> None:
     memory = make_memory(seed=1)
     server = make_server(memory, handshake_timeout_s=0.1)
     with socket.create_connection(port_of(server)) as visitor:
-        visitor.sendall(hello(server.open(1, Releases().put))[:num_bytes])
+        visitor.sendall(claim(server.open(1, Releases().put))[:num_bytes])
         assert is_closed_by_peer(visitor)
-    assert server.counters.num_garbage == 1
+    assert server.counters.connections[ConnectionOutcome.GARBAGE] == 1
 
 
-def test_a_hello_may_arrive_byte_by_byte(make_memory: MakeMemory, make_server: MakeServer) -> None:
+def test_a_claim_may_arrive_byte_by_byte(make_memory: MakeMemory, make_server: MakeServer) -> None:
     server = make_server(make_memory())
     export = server.open(1, Releases().put)
     with socket.create_connection(port_of(server)) as puller:
         puller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in hello(export):
+        for byte in claim(export):
             puller.send(bytes([byte]))
         puller.settimeout(WAIT_S)
         assert puller.recv(4) == b"PDKV"
@@ -160,7 +155,7 @@ def test_hundreds_of_silent_connections_cost_no_thread_and_stop_nobody(
     make_memory: MakeMemory, make_server: MakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make_memory(seed=1)
-    server = make_server(memory, max_connections=100, handshake_timeout_s=60.0)
+    server = make_server(memory, max_pending=100, handshake_timeout_s=60.0)
     num_threads = threading.active_count()
     with contextlib.ExitStack() as stack, caplog.at_level(logging.DEBUG, logger="kvcache"):
         crowd = [stack.enter_context(socket.create_connection(port_of(server))) for _ in range(400)]
@@ -170,7 +165,7 @@ def test_hundreds_of_silent_connections_cost_no_thread_and_stop_nobody(
         assert transfer_works(server, memory, make_memory())
         assert threading.active_count() <= num_threads + 1
         assert all(is_closed_by_peer(visitor) for visitor in crowd[:200])
-        assert server.counters.num_garbage >= 300
+        assert server.counters.connections[ConnectionOutcome.GARBAGE] >= 300
         assert len([record for record in caplog.records if "turned away" in record.message]) == 1
 
 
@@ -182,23 +177,23 @@ def test_refusals_fill_no_log(
     with caplog.at_level(logging.DEBUG, logger="kvcache"):
         for number in range(50):
             with socket.create_connection(port_of(server)) as visitor:
-                visitor.sendall(hello(export, token=number.to_bytes(16, "big")))
+                visitor.sendall(claim(export, token=number.to_bytes(16, "big")))
                 assert visitor.recv(4) == b"PDKV"
-        assert server.counters.num_refused == 50
+        assert server.counters.connections[ConnectionOutcome.REFUSED] == 50
         assert len([record for record in caplog.records if "turned away" in record.message]) == 1
 
 
 @pytest.mark.parametrize(
     "after",
     [
-        Frame(FrameType.HELLO, bytes(82)).pack(),
-        Begin(TransportKind.VM_READ).frame().pack(),
+        Frame(FrameType.CLAIM, bytes(82)).pack(),
+        Begin(VmRead.kind).frame().pack(),
         os.urandom(64),
-        Begin(TransportKind.TCP).frame().pack() + PullProgress(7).frame().pack(),
-        Begin(TransportKind.TCP).frame().pack() + Ack(2).frame().pack(),
-        Begin(TransportKind.TCP).frame().pack() + os.urandom(64),
+        Begin(Tcp.kind).frame().pack() + Verified(7).frame().pack(),
+        Begin(Tcp.kind).frame().pack() + Ack(2).frame().pack(),
+        Begin(Tcp.kind).frame().pack() + os.urandom(64),
     ],
-    ids=["hello", "one-sided", "random", "progress", "early-ack", "late-random"],
+    ids=["claim", "one-sided", "random", "verified", "early-ack", "late-random"],
 )
 def test_a_puller_that_breaks_the_protocol_loses_its_connection_and_nothing_else(
     after: bytes, make_memory: MakeMemory, make_server: MakeServer
@@ -208,7 +203,7 @@ def test_a_puller_that_breaks_the_protocol_loses_its_connection_and_nothing_else
     export = server.open(1, releases.put)
     export.publish([0, 1])
     with socket.create_connection(port_of(server)) as puller:
-        puller.sendall(hello(export) + after)
+        puller.sendall(claim(export) + after)
         puller.settimeout(WAIT_S)
         with contextlib.suppress(ConnectionResetError):
             while puller.recv(1 << 16):
@@ -218,18 +213,18 @@ def test_a_puller_that_breaks_the_protocol_loses_its_connection_and_nothing_else
     export.seal(b"unharmed")
     result = TransferClient(sink, sink.layout.fingerprint()).pull(export.handle, 0, [0, 1]).run()
     assert result.record == b"unharmed"
-    assert server.counters.num_garbage == 1
+    assert server.counters.connections[ConnectionOutcome.GARBAGE] == 1
 
 
 def test_a_newer_connection_takes_the_place_of_the_older_one(make_memory: MakeMemory, make_server: MakeServer) -> None:
     server = make_server(make_memory())
     export = server.open(1, Releases().put)
     with socket.create_connection(port_of(server)) as older, socket.create_connection(port_of(server)) as newer:
-        begin = Begin(TransportKind.TCP).frame().pack()
-        older.sendall(hello(export) + begin)
+        begin = Begin(Tcp.kind).frame().pack()
+        older.sendall(claim(export) + begin)
         older.settimeout(WAIT_S)
         assert older.recv(4) == b"PDKV"
-        newer.sendall(hello(export) + begin)
+        newer.sendall(claim(export) + begin)
         with contextlib.suppress(ConnectionResetError):
             while older.recv(1 << 16):
                 pass
@@ -242,9 +237,9 @@ def test_a_waiting_puller_sees_signs_of_life(make_memory: MakeMemory, make_serve
     export = server.open(1, Releases().put)
     puller = Channel(socket.create_connection(port_of(server)))
     with contextlib.closing(puller):
-        puller.send(PullHello(**fields_of(export)).frame(), WAIT_S)  # type: ignore[arg-type]
+        puller.send(Claim(**fields_of(export)).frame(), WAIT_S)  # type: ignore[arg-type]
         assert puller.receive(WAIT_S).type is FrameType.ACCEPT
-        puller.send(Begin(TransportKind.TCP).frame(), WAIT_S)
+        puller.send(Begin(Tcp.kind).frame(), WAIT_S)
         assert [puller.receive(WAIT_S).type for _ in range(3)] == [FrameType.PING] * 3
 
 
@@ -255,7 +250,7 @@ def test_running_transfers_are_bounded(make_memory: MakeMemory, make_server: Mak
     sink = make_memory()
     client = TransferClient(sink, sink.layout.fingerprint())
     with socket.create_connection(port_of(server)) as puller:
-        puller.sendall(hello(first) + Begin(TransportKind.TCP).frame().pack())
+        puller.sendall(claim(first) + Begin(Tcp.kind).frame().pack())
         assert puller.recv(4) == b"PDKV"
         with pytest.raises(TransferError, match="transfers are running"):
             client.pull(second.handle, 0, []).run()

@@ -2,7 +2,6 @@
 
 import queue
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,15 +11,11 @@ from kvcache.transfer.client import TransferClient
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
-from kvcache.transfer.payloads import NO_PROOF, PullHello
+from kvcache.transfer.payloads import NO_PROOF, Claim
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
+from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, MakeServer
 
-WAIT_S = 20.0
 OLD, NEW = b"last year's", b"this year's"
-
-MakeMemory = Callable[..., PoolMemory]
-MakeServer = Callable[..., TransferServer]
 
 
 def opened(server: TransferServer, leg: int = 1) -> tuple[Export, "queue.SimpleQueue[ReleaseReason]"]:
@@ -64,17 +59,17 @@ def test_without_a_secret_a_proof_is_not_looked_at(make_memory: MakeMemory, make
 
 
 def test_a_proof_is_for_one_claim_only() -> None:
-    hello = PullHello(bytes(16), 1, 2, bytes(16), 3, None, frozenset({TransportKind.TCP}))
-    proven = hello.prove(NEW)
-    assert PullHello.parse(proven.frame().payload) == proven
+    claim = Claim(bytes(16), 1, 2, bytes(16), 3, frozenset({1}))
+    proven = claim.prove(NEW)
+    assert Claim.parse(proven.frame().payload) == proven
     assert proven.is_proven([OLD, NEW]) and not proven.is_proven([OLD]) and not proven.is_proven([])
-    assert hello.proof == NO_PROOF and not hello.is_proven([NEW])
+    assert claim.proof == NO_PROOF and not claim.is_proven([NEW])
     for changed in (
         replace(proven, token=b"x" * 16),
         replace(proven, leg=2),
         replace(proven, epoch=3),
         replace(proven, num_skip=0),
-        replace(proven, transports=frozenset({TransportKind.VM_READ})),
+        replace(proven, kinds=frozenset({2})),
     ):
         assert not changed.is_proven([NEW]), changed
 
@@ -87,11 +82,9 @@ def test_the_refusal_says_the_same_for_a_hand_off_that_exists_and_one_that_does_
     host, port = server.address.rsplit(":", 1)
     answers = []
     for token in (export.handle.token, b"x" * 16):
-        hello = PullHello(
-            token, 1, export.handle.epoch, export.handle.layout, 0, None, frozenset({TransportKind.TCP})
-        ).prove(OLD)
+        claim = Claim(token, 1, export.handle.epoch, export.handle.layout, 0, frozenset({1})).prove(OLD)
         with socket.create_connection((host, int(port))) as puller:
-            puller.sendall(hello.frame().pack())
+            puller.sendall(claim.frame().pack())
             puller.settimeout(WAIT_S)
             answers.append(b"".join(iter(lambda: puller.recv(4096), b"")))
     assert answers[0] == answers[1]

@@ -7,7 +7,7 @@ from kvcache.block_pool import BlockPool
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
+from kvcache.transfer.transports.table import named
 from worker.config import WorkerConfig
 from worker.engines.compute_engine import EngineIdentity
 from worker.engines.limits import EngineLimits
@@ -53,12 +53,11 @@ def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
         server.start()
     except OSError as error:
         raise FlagError("transfer_listen_port", f"{config.transfer_listen_port}: {error.strerror or error}") from error
-    transports = [TransportKind[name.upper()] for name in config.transports]
     secret = secrets[0] if secrets else None
     client = TransferClient(
         memory,
         layout.fingerprint(),
-        transports=transports,
+        transports=named(config.transports),
         connect_timeout_s=config.transfer_connect_timeout_s,
         silence_timeout_s=config.transfer_silence_timeout_s,
         secret=secret,

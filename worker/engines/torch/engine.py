@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 
@@ -67,6 +68,7 @@ class TorchEngine:
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.load = LoadReport()
+        port.death.add_done_callback(self._on_port_death)
 
     @property
     def pool(self) -> BlockPool:
@@ -165,6 +167,14 @@ class TorchEngine:
 
     def _turn(self) -> None:
         self._sink.turned(self.pool.drain_events())
+
+    def _on_port_death(self, death: "Future[None]") -> None:
+        """Ends the engine, and so the process: without a port nothing is handed over, and nothing released."""
+
+        def die() -> None:
+            raise RuntimeError("the transfer port died") from death.exception()
+
+        self.post(die)
 
     def _on_stop(self) -> None:
         self._is_stopping = True

@@ -288,7 +288,7 @@ class SequenceGroups:
 
 def _transferred(result: TransferResult) -> Transferred:
     return Transferred(
-        transport=result.transport.name.lower(),
+        transport=result.transport,
         num_bytes=result.num_bytes,
         blocks_sent=result.num_blocks_sent,
         blocks_skipped=result.num_blocks_skipped,

@@ -3,16 +3,17 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.counters import ServerCounters
 from kvcache.transfer.errors import TransferError, TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.handle import KvHandle
+from kvcache.transfer.port_thread import report_death
 from kvcache.transfer.pull import Pull, TransferResult
 from kvcache.transfer.server import TransferServer
-from kvcache.transfer.transports.transport import TransportKind
 from protos.session_messages import TransferCounters
 from worker.engines.compute_engine import PullTimes
 
@@ -29,8 +30,9 @@ class KvPort:
         self._client = client
         self._pullers = ThreadPoolExecutor(max_pulls, thread_name_prefix="kv-pull")
         self._lock = threading.Lock()
+        self._pulls: set[Pull] = set()  # that have not ended
         self._received = TransferCounters()
-        self._times = dict.fromkeys(TransportKind, PullTimes())
+        self._times = dict.fromkeys(server.counters.num_bytes, PullTimes())
 
     @property
     def address(self) -> str:
@@ -41,36 +43,40 @@ class KvPort:
         """What the transfer server counted."""
         return self._server.counters
 
+    @property
+    def death(self) -> "Future[None]":
+        """Gets the error that ended a thread of the port; the worker is of no use without it."""
+        return self._server.death
+
     def export(self, leg: int, on_release: Callable[[ReleaseReason], None]) -> Export:
         return self._server.open(leg, on_release)
 
     def pull(
         self, handle: KvHandle, num_skip: int, blocks: Sequence[int], on_end: Callable[[PullOutcome], None]
     ) -> Pull:
-        """Begin to pull; `on_end` is called once, and from then on nothing writes into `blocks`."""
+        """Begins to pull; `on_end` is called once, and from then on nothing writes into `blocks`."""
         pull = self._client.pull(handle, num_skip, blocks)
+        with self._lock:
+            self._pulls.add(pull)
         self._pullers.submit(self._run, handle.leg, pull, on_end)
         return pull
 
     def counters(self) -> TransferCounters:
-        sent = self._server.counters
         with self._lock:
             received = self._received
-        return TransferCounters(
-            blocks_sent=sum(sent.num_blocks.values()),
-            blocks_received=received.blocks_received,
-            blocks_skipped=received.blocks_skipped,
-            bytes_received=received.bytes_received,
-            failures=received.failures,
-        )
+        return replace(received, blocks_sent=sum(self._server.counters.num_blocks.values()))
 
-    def times(self) -> dict[TransportKind, PullTimes]:
-        """How long the pulls took that succeeded."""
+    def times(self) -> dict[str, PullTimes]:
+        """How long the pulls took that succeeded, by transport."""
         with self._lock:
             return dict(self._times)
 
     def close(self) -> None:
-        """End every export and connection. Pulls must have been cancelled before."""
+        """Ends every pull, export and connection."""
+        with self._lock:
+            pulls = list(self._pulls)
+        for pull in pulls:
+            pull.cancel()
         self._pullers.shutdown(wait=True, cancel_futures=False)
         self._server.close()
 
@@ -85,26 +91,26 @@ class KvPort:
             logger.exception("pull of leg %d broke", leg)
             outcome = TransferError(TransferFailure.BROKEN, f"pull broke: {error!r}")
         with self._lock:
-            self._received = _count(self._received, outcome)
-            if isinstance(outcome, TransferResult):
-                times = self._times[outcome.transport]
-                self._times[outcome.transport] = PullTimes(
-                    times.num_pulls + 1, times.total_s + outcome.duration_s, times.wait_s + outcome.wait_s
-                )
-        on_end(outcome)
+            self._pulls.discard(pull)
+            self._count(outcome)
+        try:
+            on_end(outcome)
+        except Exception as error:
+            logger.exception("nobody learns how the pull of leg %d ended", leg)
+            report_death(self.death, error)
 
-
-def _count(counters: TransferCounters, outcome: PullOutcome) -> TransferCounters:
-    if isinstance(outcome, TransferError):
-        return TransferCounters(
-            blocks_received=counters.blocks_received,
-            blocks_skipped=counters.blocks_skipped,
-            bytes_received=counters.bytes_received,
-            failures=counters.failures + 1,
+    def _count(self, outcome: PullOutcome) -> None:
+        counters = self._received
+        if isinstance(outcome, TransferError):
+            self._received = replace(counters, failures=counters.failures + 1)
+            return
+        self._received = replace(
+            counters,
+            blocks_received=counters.blocks_received + outcome.num_blocks_sent,
+            blocks_skipped=counters.blocks_skipped + outcome.num_blocks_skipped,
+            bytes_received=counters.bytes_received + outcome.num_bytes,
         )
-    return TransferCounters(
-        blocks_received=counters.blocks_received + outcome.num_blocks_sent,
-        blocks_skipped=counters.blocks_skipped + outcome.num_blocks_skipped,
-        bytes_received=counters.bytes_received + outcome.num_bytes,
-        failures=counters.failures,
-    )
+        times = self._times[outcome.transport]
+        self._times[outcome.transport] = PullTimes(
+            times.num_pulls + 1, times.total_s + outcome.duration_s, times.wait_s + outcome.wait_s
+        )

@@ -1,4 +1,4 @@
-"""Warnings about connections from strangers, who must not be able to fill a disk."""
+"""Warnings about connections that were turned away. Strangers must not be able to fill a disk with them."""
 
 import logging
 import threading
@@ -7,8 +7,8 @@ import time
 _INTERVAL_S = 10.0
 
 
-class BoundedLog:
-    """Logs the first event at once, later ones at most once in ten seconds, with the number left out. Thread-safe."""
+class RefusalLog:
+    """Logs the first refusal at once, later ones at most once in ten seconds with the number left out. Thread-safe."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -16,7 +16,7 @@ class BoundedLog:
         self._num_unlogged = 0
         self._silent_until = 0.0
 
-    def warning(self, peer: str, why: str) -> None:
+    def note(self, who: str, why: str) -> None:
         with self._lock:
             now = time.monotonic()
             if now < self._silent_until:
@@ -24,4 +24,4 @@ class BoundedLog:
                 return
             num_unlogged, self._num_unlogged = self._num_unlogged, 0
             self._silent_until = now + _INTERVAL_S
-        self._logger.warning("transfer port: turned away %s: %s (and %d more before)", peer, why, num_unlogged)
+        self._logger.warning("transfer port: turned away %s: %s (and %d more before)", who, why, num_unlogged)
