@@ -9,41 +9,21 @@ from google.protobuf.message import Message as ProtoMessage
 from client.errors import InvalidRequest
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
+from protos.option import Texts
+from protos.sampling_messages import SAMPLING_OPTIONS, SamplingOptions
 
 
-class Options(TypedDict, total=False):
+class Options(SamplingOptions, total=False):
     """How to generate; zero is zero (temperature 0 is greedy), None is as if left out.
 
     Of `json_schema` (a schema, or its JSON text; {} is any JSON value), `regex`, `lark` and `choice` only one.
     """
 
     model: str | None
-    n: int | None
-    max_tokens: int | None
-    min_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    repetition_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    bad_words: str | Sequence[str] | None
-    ignore_eos: bool | None
-    include_stop_str_in_output: bool | None
-    skip_special_tokens: bool | None
     json_schema: Mapping[str, object] | str | None
     regex: str | None
     lark: str | None
     choice: Sequence[str] | None
-    priority: int | None
-    cache_salt: str | None
     user: str | None
 
 
@@ -79,9 +59,10 @@ class Message(_MessageFields, total=False):
     tool_call_id: str | None
 
 
-TEXTS = ("stop", "bad_words")  # one may stand for a list of one
 SAMPLING_FIELDS = frozenset(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 GENERATION_FIELDS = frozenset(wire.GenerationOptions.DESCRIPTOR.fields_by_name)
+# One text may stand for a list of one.
+TEXT_LISTS = {name for name, option in SAMPLING_OPTIONS.items() if isinstance(option.allowed, Texts)}
 GRAMMAR_FIELDS = frozenset(sampling_pb2.Grammar.DESCRIPTOR.fields_by_name)
 
 
@@ -157,7 +138,7 @@ def _generation_options(options: Options) -> wire.GenerationOptions:
     encoded = wire.GenerationOptions()
     for name, value in options.items():
         if name in GENERATION_FIELDS:
-            _fill(encoded, name, [value] if name in TEXTS and isinstance(value, str) else value)
+            _fill(encoded, name, [value] if name in TEXT_LISTS and isinstance(value, str) else value)
         elif name in SAMPLING_FIELDS:
             _fill(encoded.sampling, name, value)
     _fill_grammar(encoded.sampling, options)

@@ -1,9 +1,11 @@
 """Sampling parameters, log-probabilities and token ids to protobuf and back."""
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
 from protos import sampling_pb2 as wire
 from protos.sampling_messages import FinishReason, Grammar, GrammarKind, SamplingParams, TokenLogprobs
@@ -25,48 +27,35 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
 
 
 def encode_sampling(params: SamplingParams) -> wire.SamplingParams:
-    message = wire.SamplingParams(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        seed=params.seed,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        stop_token_ids=params.stop_token_ids,
-        bad_words_ids=[pack_ids(ids) for ids in params.bad_words_ids],
-    )
-    if params.grammar is not None:
-        message.grammar.CopyFrom(encode_grammar(params.grammar))
-    return message
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    values["bad_words_ids"] = [pack_ids(ids) for ids in params.bad_words_ids]
+    values["grammar"] = encode_grammar(params.grammar) if params.grammar is not None else None
+    return wire.SamplingParams(**values)
 
 
 def decode_sampling(message: wire.SamplingParams) -> SamplingParams:
-    """Of a `Start`: the master has filled in every default."""
-    return SamplingParams(
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=message.seed,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        stop_token_ids=tuple(message.stop_token_ids),
-        bad_words_ids=tuple(unpack_ids(ids) for ids in message.bad_words_ids),
-        grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
-    )
+    """Raises ValueError for what can't be read."""
+    values = set_fields(message)
+    values["bad_words_ids"] = tuple(unpack_ids(ids) for ids in message.bad_words_ids)
+    values["grammar"] = decode_grammar(message.grammar) if message.HasField("grammar") else None
+    return SamplingParams(**values)
+
+
+def set_fields(message: Message) -> dict[str, Any]:
+    """By name. Of those that have no presence, the ones that are not empty or zero."""
+    return {field.name: _plain(value) for field, value in message.ListFields()}
+
+
+def _plain(value: Any) -> Any:
+    """Without protobuf's own containers."""
+    match value:
+        case str() | bytes():
+            return value
+        case Mapping():
+            return dict(value)
+        case Sequence():
+            return tuple(value)
+    return value
 
 
 def encode_grammar(grammar: Grammar) -> wire.Grammar:

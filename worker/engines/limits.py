@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos.sampling_messages import SamplingParams
+from protos.sampling_messages import SAMPLING_OPTIONS, SamplingParams
 from protos.session_messages import ErrorCode, Failure, Stage, Start
-
-MAX_LOGPROBS = 20  # most likely tokens reported for each position, as the master allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +51,12 @@ class EngineLimits:
 
     def _sampling_refusal(self, sampling: SamplingParams) -> Failure | None:
         """What would break the step it is sampled in, and so the work of others, or make no distribution."""
-        for name, is_usable in (
-            ("temperature", 0 <= sampling.temperature < math.inf),
-            ("top_p", 0 < sampling.top_p <= 1),
-            ("min_p", 0 <= sampling.min_p <= 1),
-            ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf),
-            ("presence_penalty", math.isfinite(sampling.presence_penalty)),
-            ("frequency_penalty", math.isfinite(sampling.frequency_penalty)),
-            ("logit_bias", all(math.isfinite(bias) for bias in sampling.logit_bias.values())),
-            ("seed", 0 <= sampling.seed < 1 << 64),
-            ("logprobs", sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_LOGPROBS),
-            ("prompt_logprobs", sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= MAX_LOGPROBS),
-        ):
-            if not is_usable:
-                return _invalid(f"{name}: {getattr(sampling, name)} is out of range")
+        for name, option in SAMPLING_OPTIONS.items():
+            value = getattr(sampling, name, None)
+            if value is None or option.allowed is None or name == "stop_token_ids":
+                continue  # any number of ids may end a sequence
+            if problem := option.allowed.problem(value):
+                return _invalid(f"{name}: {problem}")
         for name, token_ids in (
             ("logit_bias", tuple(sampling.logit_bias)),
             *(("bad_words_ids", word) for word in sampling.bad_words_ids),

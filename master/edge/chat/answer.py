@@ -107,7 +107,7 @@ class ChatResponse:
         self._usage.require_complete()
         request = self.requests[0]
         extensions: dict[str, bytes] = {}
-        if self._body.prompt_logprobs is not None:
+        if request.sampling.prompt_logprobs is not None:
             ranked = prompt_logprobs(self._tokenizer, request.prompt_ids, self._prompt_logprobs)
             extensions["prompt_logprobs"] = encode(ranked)
         if self._body.return_token_ids:

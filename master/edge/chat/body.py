@@ -3,10 +3,13 @@
 import msgspec
 
 from master.edge.conversation.conversation import template_kwargs
+from master.edge.fields.completion import CompletionFields
 from master.edge.fields.nesting import check_nesting
-from master.edge.fields.sampling import SamplingFields
+from master.edge.fields.sampling import with_sampling
 from master.edge.fields.tools import ToolUse, read_tool_use
 from master.errors import invalid
+from protos.option import Api
+from protos.sampling_messages import SamplingOptions
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -37,7 +40,8 @@ class InputMessage(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
 
 
-class ChatBody(SamplingFields, frozen=True, kw_only=True):
+@with_sampling(Api.CHAT)
+class ChatBody(CompletionFields, frozen=True, kw_only=True):
     """Of `max_tokens` and its successor `max_completion_tokens`, the latter counts."""
 
     messages: list[InputMessage] | None = None
@@ -48,7 +52,6 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
     tool_choice: str | dict[str, object] | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
@@ -88,13 +91,23 @@ class ChatBody(SamplingFields, frozen=True, kw_only=True):
     def adds_special_tokens(self) -> bool:
         return bool(self.add_special_tokens)
 
-    def num_logprobs(self) -> int | None:
+    def sampling_options(self) -> SamplingOptions:
         """Raises ServingError for top_logprobs without logprobs."""
+        asked = super().sampling_options()
+        if self.max_completion_tokens is not None:
+            asked["max_tokens"] = self.max_completion_tokens
+        num_top = asked.pop("logprobs", None)
         if self.logprobs:
-            return self.top_logprobs or 0
-        if self.top_logprobs:
-            raise invalid("top_logprobs", f"top_logprobs is {self.top_logprobs}; it needs logprobs to be true")
-        return None
+            asked["logprobs"] = num_top or 0
+        elif num_top:
+            raise invalid("top_logprobs", f"top_logprobs is {num_top}; it needs logprobs to be true")
+        return asked
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What errors name otherwise here, by its name in the domain."""
+        max_tokens = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {**self.option_names, "prompt": "messages", "max_tokens": max_tokens}
 
 
 def _template_message(where: str, message: InputMessage) -> dict[str, object]:

@@ -27,19 +27,8 @@ class ChatReader:
         """Raises ServingError for whatever is wrong."""
         body = decode_body(body_bytes, self._decoder)
         self._service.resolve_model(body.model)
-        body.check_stream_fields()
         body.check_supported()
-        tools = body.tool_use()
-        has_new_name = body.max_completion_tokens is not None
-        options = body.to_options(
-            n=body.n,
-            max_tokens=body.max_completion_tokens if has_new_name else body.max_tokens,
-            logprobs=body.num_logprobs(),
-            prompt_logprobs=body.prompt_logprobs,
-        )
-        names = {"prompt": "messages", "logprobs": "top_logprobs"}
-        if has_new_name:
-            names["max_tokens"] = "max_completion_tokens"
-        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=names)
+        tools, options = body.tool_use(), body.request_options()
+        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=body.field_names)
         form = ChatStream if body.stream else ChatResponse
         return form(body, chat, int(time.time()), self._service.tokenizer)

@@ -42,7 +42,8 @@ class CompletionStream:
             body, self._usage, answer_id=self.id, kind="text_completion", created=created, model=first.model
         )
         self._body = body
-        self._shows_every_token = bool(body.logprobs is not None or body.return_token_ids or body.has_continuous_usage)
+        self._has_logprobs = body.sampling_options().get("logprobs") is not None
+        self._shows_every_token = bool(self._has_logprobs or body.return_token_ids or body.has_continuous_usage)
         self._opened: set[int] = set()
         self._writers: dict[int, CompletionLogprobsWriter] = {}
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -78,7 +79,7 @@ class CompletionStream:
             % (
                 index,
                 encode(echoed.text + delta.text if is_first else delta.text),
-                self._logprobs_of(prompt, index, delta) if self._body.logprobs is not None else NULL,
+                self._logprobs_of(prompt, index, delta) if self._has_logprobs else NULL,
                 finish_members(delta.finish_reason, delta.matched_stop),
                 extensions,
             )
@@ -103,6 +104,7 @@ class CompletionResponse:
         self.requests: Sequence[GenerationRequest] = [prompt.request for prompt in prompts]
         self.id = f"cmpl-{self.requests[0].id}"
         self._body = body
+        self._asked = body.sampling_options()
         self._prompts = prompts
         self._created = created
         self._tokenizer = tokenizer
@@ -134,7 +136,7 @@ class CompletionResponse:
         )
 
     def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
-        n = self._body.n or 1
+        n = self._asked.get("n") or 1
         if len(choices) <= n:
             return choices
         return sorted(choices, key=lambda choice: choice.mean_logprob, reverse=True)[:n]
@@ -142,12 +144,12 @@ class CompletionResponse:
     def _choice(self, index: int, prompt: int, choice: CollectedChoice) -> bytes:
         echoed = self._prompts[prompt]
         logprobs: CompletionLogprobs | None = None
-        if self._body.logprobs is not None:
+        if self._asked.get("logprobs") is not None:
             logprobs = CompletionLogprobs()
             writer = echoed.open_logprobs(logprobs, self._prompt_logprobs[prompt], self._tokenizer)
             writer.write(logprobs, choice.token_ids, choice.logprobs)
         extensions = b""
-        if self._body.prompt_logprobs is not None:
+        if self._asked.get("prompt_logprobs") is not None:
             ranked = prompt_logprobs(self._tokenizer, echoed.request.prompt_ids, self._prompt_logprobs[prompt])
             extensions += b',"prompt_logprobs":' + encode(ranked)
         if self._body.return_token_ids:

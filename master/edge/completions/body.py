@@ -1,22 +1,28 @@
 """The body of /v1/completions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from master.edge.fields.sampling import SamplingFields
+from master.edge.fields.completion import CompletionFields
+from master.edge.fields.sampling import with_sampling
 from master.errors import invalid
+from master.request import RequestOptions
+from protos.option import Api
+from protos.sampling_messages import SamplingOptions
 
 MAX_PROMPTS = 256
 MAX_CHOICES = 1024
+MAX_BEST_OF = 128
 DEFAULT_MAX_TOKENS = 16
 
 # A prompt as text, or as token ids.
 Prompt = str | list[int]
 
 
-class CompletionBody(SamplingFields, frozen=True, kw_only=True):
+@with_sampling(Api.COMPLETIONS)
+class CompletionBody(CompletionFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     best_of: int | None = None
-    logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
 
@@ -41,13 +47,23 @@ class CompletionBody(SamplingFields, frozen=True, kw_only=True):
             return id_lists
         raise invalid("prompt", "prompt mixes texts, token ids and lists of token ids; all must be of one kind")
 
-    def num_sequences(self) -> int | None:
-        """How many to generate for each prompt: best_of, or else n. Raises ServingError."""
-        if self.best_of is None:
-            return self.n
-        asked = self.n or 1
-        if not asked <= self.best_of <= 128:
-            raise invalid("best_of", f"best_of is {self.best_of}; it must be between n, which is {asked}, and 128")
-        if self.stream and self.best_of > asked:
-            raise invalid("best_of", f"best_of is {self.best_of} and n is {asked}; a stream cannot choose the best")
-        return self.best_of
+    def request_options(self) -> RequestOptions:
+        """What was asked for, and what `best_of` and `echo` need besides. Raises ServingError."""
+        options = super().request_options()
+        asked = options.sampling
+        sampling: SamplingOptions = {**asked}
+        if self.best_of is not None:
+            n = asked.get("n")
+            sampling["n"] = self._num_sequences(1 if n is None else n, self.best_of)
+            sampling.setdefault("logprobs", 0)  # the best are chosen by it
+        if self.echo and (num_top := asked.get("logprobs")) is not None:
+            sampling["prompt_logprobs"] = max(num_top, asked.get("prompt_logprobs") or 0)
+        return replace(options, sampling=sampling)
+
+    def _num_sequences(self, n: int, best_of: int) -> int:
+        if not 1 <= n <= best_of <= MAX_BEST_OF:
+            told = f"it must be between n, which is {n}, and {MAX_BEST_OF}"
+            raise invalid("best_of", f"best_of is {best_of}; {told}")
+        if self.stream and best_of > n:
+            raise invalid("best_of", f"best_of is {best_of} and n is {n}; a stream cannot choose the best")
+        return best_of

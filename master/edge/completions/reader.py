@@ -1,6 +1,7 @@
 """/v1/completions"""
 
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -11,6 +12,7 @@ from master.edge.conversation.prompt_tokens import encode_text
 from master.edge.http.answer import Answer
 from master.edge.http.request_body import decode_body
 from master.errors import invalid
+from master.request import RequestOptions
 from master.service import ModelCard, Service
 
 PATH = "/v1/completions"
@@ -27,36 +29,29 @@ class CompletionReader:
         """Raises ServingError for whatever is wrong."""
         body = decode_body(body_bytes, self._decoder)
         model = self._service.resolve_model(body.model)
-        body.check_stream_fields()
         body.check_supported()
         if body.suffix:
             raise invalid("suffix", "suffix is set; inserting text is not supported")
-        prompts = body.prompts()
-        num_choices = len(prompts) * (body.num_sequences() or 1)
+        prompts, options = body.prompts(), body.request_options()
+        num_choices = len(prompts) * (options.sampling.get("n") or 1)
         if num_choices > MAX_CHOICES:
             raise invalid(
                 "n", f"{len(prompts)} prompts with n make {num_choices} choices; at most {MAX_CHOICES} are allowed"
             )
-        ready = [await self._prompt(body, prompt, model) for prompt in prompts]
+        ready = [await self._prompt(body, prompt, model, options) for prompt in prompts]
         form = CompletionStream if body.stream else CompletionResponse
         return form(body, ready, int(time.time()), self._service.tokenizer)
 
-    async def _prompt(self, body: CompletionBody, prompt: Prompt, model: ModelCard) -> CompletionPrompt:
+    async def _prompt(
+        self, body: CompletionBody, prompt: Prompt, model: ModelCard, options: RequestOptions
+    ) -> CompletionPrompt:
         tokenizer = self._service.tokenizer
         ids = prompt
         if isinstance(ids, str):
             ids = await encode_text(self._service, "prompt", ids, body.add_special_tokens is not False)
-        n = body.num_sequences()
-        max_tokens = body.max_tokens
-        if max_tokens is None:
-            # the default must not be what makes a prompt too long
-            max_tokens = max(1, min(DEFAULT_MAX_TOKENS, model.max_context - len(ids)))
-        logprobs, prompt_logprobs = body.logprobs, body.prompt_logprobs
-        if logprobs is None and n != body.n:
-            logprobs = 0  # the best are chosen by it
-        if body.echo and body.logprobs is not None:
-            prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
-        options = body.to_options(n=n, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        # the default must not be what makes a prompt too long
+        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, model.max_context - len(ids)))
+        options = replace(options, sampling={"max_tokens": max_tokens, **options.sampling})
         request = await self._service.build_request(ids, options)
         text = ""
         if body.echo:

@@ -60,7 +60,7 @@ class ChatRequests:
             grammar = self._call_grammar(parsers, tools, prompt_end)
             options = replace(options, grammar=grammar, grammar_field="tools")
         if not self._special_token_ids.keys().isdisjoint(parsers.tags(has_tools=tools.may_call)):
-            options = replace(options, skip_special_tokens=False)
+            options = replace(options, sampling={**options.sampling, "skip_special_tokens": False})
         request = await _build(self._service, prompt_ids, options, names)
         readers = tuple(self._reader(parsers, tools, prompt_end) for _ in range(request.n))
         return ChatRequest(request, readers)

@@ -13,8 +13,8 @@ from master.parsing.events import ContentDelta, ReasoningDelta, ToolCallArgument
 from master.request import RequestOptions
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
-from protos.sampling_codec import decode_grammar, encode_finish_reason, encode_logprobs
-from protos.sampling_messages import Grammar
+from protos.sampling_codec import decode_grammar, encode_finish_reason, encode_logprobs, set_fields
+from protos.sampling_messages import SAMPLING_OPTIONS, Grammar, SamplingOptions
 
 T = TypeVar("T")
 
@@ -27,31 +27,11 @@ def decode_options(message: wire.GenerationOptions, time_limit_s: float | None) 
     sampling = message.sampling
     if sampling.bad_words_ids:
         raise invalid("bad_words_ids", "bad_words_ids is only understood between master and workers; use bad_words")
+    given = set_fields(message) | set_fields(sampling)
     return RequestOptions(
         model=message.model or None,
-        n=message.n if message.HasField("n") else None,
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        min_tokens=sampling.min_tokens if sampling.HasField("min_tokens") else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        min_p=sampling.min_p if sampling.HasField("min_p") else None,
-        presence_penalty=sampling.presence_penalty if sampling.HasField("presence_penalty") else None,
-        frequency_penalty=sampling.frequency_penalty if sampling.HasField("frequency_penalty") else None,
-        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
-        logit_bias=dict(sampling.logit_bias) or None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        include_stop=message.include_stop_str_in_output,
-        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
-        bad_words=tuple(message.bad_words),
+        sampling=msgspec.convert({name: given[name] for name in SAMPLING_OPTIONS.keys() & given}, SamplingOptions),
         grammar=_decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
-        priority=message.priority or None,
-        cache_salt=message.cache_salt or None,
         time_limit_s=time_limit_s,
     )
 

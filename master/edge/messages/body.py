@@ -8,15 +8,13 @@ import re
 import msgspec
 
 from master.edge.conversation.conversation import template_kwargs
-from master.edge.fields.extensions import ExtensionFields
 from master.edge.fields.grammar import JsonSchemaFormat, ResponseFormat, grammar_of_format
+from master.edge.fields.sampling import SamplingFields, with_sampling
 from master.edge.fields.tools import ToolUse, read_tool_use
 from master.edge.messages.content import Content, InputMessage, Message, chat_messages, text_of
 from master.errors import invalid
 from master.request import RequestOptions
-
-# What this API calls otherwise than RequestOptions.
-FIELD_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
+from protos.option import Api
 
 PARAMETERS_PATH = re.compile(r"^(tools\[\d+\])\.function\.parameters\b")
 TOOL_PATH = re.compile(r"^(tools\[\d+\]|tool_choice)\.function\b")
@@ -42,7 +40,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(ExtensionFields, frozen=True, kw_only=True):
+class CountTokensBody(SamplingFields, frozen=True, kw_only=True):
     """A conversation. A last message of the assistant's is the beginning of the answer."""
 
     model: str | None = None
@@ -53,6 +51,7 @@ class CountTokensBody(ExtensionFields, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     mcp_servers: list[object] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
     def tool_use(self) -> ToolUse:
         """Raises ServingError naming what is wrong."""
@@ -89,32 +88,26 @@ class CountTokensBody(ExtensionFields, frozen=True, kw_only=True):
         return False
 
 
+@with_sampling(Api.MESSAGES)
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
-    max_tokens: int | None = None
-    stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
 
-    def options(self) -> RequestOptions:
+    def request_options(self) -> RequestOptions:
         """Raises ServingError for a bad format, and for max_tokens, which this API has no default for."""
-        if self.max_tokens is None:
+        sampling = self.sampling_options()
+        if sampling.get("max_tokens") is None:
             raise invalid("max_tokens", "max_tokens is missing; it must be at least 1")
         return RequestOptions(
             model=self.model,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=self.stop_sequences or (),
-            ignore_eos=bool(self.ignore_eos),
-            priority=self.priority,
-            cache_salt=self.cache_salt,
+            sampling=sampling,
             grammar=grammar_of_format("output_config.format", self._format()),
             grammar_field="output_config.format",
         )
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What errors name otherwise here, by its name in the domain."""
+        return {**self.option_names, "prompt": "messages"}
 
     def _format(self) -> ResponseFormat | None:
         """As chat completions have it, where the schema lies one level deeper."""

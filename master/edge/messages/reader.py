@@ -6,7 +6,7 @@ from master.edge.conversation.chat_request import ChatRequests
 from master.edge.http.answer import Answer
 from master.edge.http.request_body import decode_body
 from master.edge.messages.answer import MessageStream, MessageWhole
-from master.edge.messages.body import FIELD_NAMES, MessagesBody
+from master.edge.messages.body import MessagesBody
 from master.parsing.formats import ParserChoice
 from master.service import Service
 
@@ -25,6 +25,6 @@ class MessagesReader:
         """Raises ServingError for whatever is wrong."""
         body = decode_body(body_bytes, self._decoder)
         self._service.resolve_model(body.model)
-        tools, options = body.tool_use(), body.options()
-        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=FIELD_NAMES)
+        tools, options = body.tool_use(), body.request_options()
+        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=body.field_names)
         return MessageStream(chat) if body.stream else MessageWhole(chat)

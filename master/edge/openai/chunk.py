@@ -1,6 +1,6 @@
 """What is around the choices in a stream of chunks."""
 
-from master.edge.fields.sampling import SamplingFields
+from master.edge.fields.completion import CompletionFields
 from master.edge.http import sse
 from master.edge.http.json_object import encode, members
 from master.edge.openai.usage import AnswerUsage
@@ -10,7 +10,7 @@ class ChunkWriter:
     """id, object, created and model never change in a stream, so they are encoded once."""
 
     def __init__(
-        self, body: SamplingFields, usage: AnswerUsage, *, answer_id: str, kind: str, created: int, model: str
+        self, body: CompletionFields, usage: AnswerUsage, *, answer_id: str, kind: str, created: int, model: str
     ) -> None:
         self._body = body
         self._usage = usage

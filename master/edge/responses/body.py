@@ -9,15 +9,13 @@ from collections.abc import Sequence
 import msgspec
 
 from master.edge.conversation.conversation import template_kwargs
-from master.edge.fields.extensions import ExtensionFields
 from master.edge.fields.grammar import JsonSchemaFormat, ResponseFormat, grammar_of_format
+from master.edge.fields.sampling import SamplingFields, with_sampling
 from master.edge.fields.tools import ToolUse, read_tool_use
 from master.edge.responses.input_items import InputItem, Message, input_messages
 from master.errors import ServingError, invalid
 from master.request import RequestOptions
-
-# What this API calls otherwise than RequestOptions.
-FIELD_NAMES = {"prompt": "input", "max_tokens": "max_output_tokens"}
+from protos.option import Api
 
 TOOL_PATH = re.compile(r"^(tools\[\d+\]|tool_choice)\.function\b")
 
@@ -39,13 +37,11 @@ class ReasoningFields(msgspec.Struct, frozen=True):
     effort: str | None = None
 
 
-class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
+@with_sampling(Api.RESPONSES)
+class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     model: str | None = None
     input: str | list[InputItem] | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextFields | None = None
     tools: list[dict[str, object]] | None = None
     tool_choice: str | dict[str, object] | None = None
@@ -60,6 +56,7 @@ class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
     conversation: str | dict[str, object] | None = None
     background: bool | None = None
     prompt: dict[str, object] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
     def check_supported(self) -> None:
         """Raises ServingError for what can't be served, rather than answer something else."""
@@ -75,22 +72,19 @@ class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
             field = "top_logprobs" if self.top_logprobs else "include"
             raise invalid(field, f"{field} asks for log-probabilities; only chat and text completions give them")
 
-    def options(self) -> RequestOptions:
+    def request_options(self) -> RequestOptions:
         """Raises ServingError for a bad format."""
         return RequestOptions(
             model=self.model,
-            max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            ignore_eos=bool(self.ignore_eos),
-            priority=self.priority,
-            cache_salt=self.cache_salt,
+            sampling=self.sampling_options(),
             grammar=grammar_of_format("text.format", self._format()),
             grammar_field="text.format",
         )
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What errors name otherwise here, by its name in the domain."""
+        return {**self.option_names, "prompt": "input"}
 
     def _format(self) -> ResponseFormat | None:
         """As chat completions have it, where the schema lies one level deeper."""

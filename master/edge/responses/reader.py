@@ -8,7 +8,7 @@ from master.edge.conversation.chat_request import ChatRequests
 from master.edge.http.answer import Answer
 from master.edge.http.request_body import decode_body
 from master.edge.responses.answer import ResponsesStream, ResponsesWhole
-from master.edge.responses.body import FIELD_NAMES, ResponsesBody
+from master.edge.responses.body import ResponsesBody
 from master.parsing.formats import ParserChoice
 from master.service import Service
 
@@ -28,7 +28,7 @@ class ResponsesReader:
         body = decode_body(body_bytes, self._decoder)
         self._service.resolve_model(body.model)
         body.check_supported()
-        tools, options = body.tool_use(), body.options()
-        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=FIELD_NAMES)
+        tools, options = body.tool_use(), body.request_options()
+        chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=body.field_names)
         form = ResponsesStream if body.stream else ResponsesWhole
         return form(body, chat, int(time.time()))

@@ -6,7 +6,7 @@ import pytest
 from kvcache.transfer.handle import KvHandle
 from protos.sampling_messages import SamplingParams
 from protos.session_messages import ErrorCode, Stage, Start
-from worker.engines.limits import MAX_LOGPROBS, EngineLimits
+from worker.engines.limits import EngineLimits
 
 LIMITS = EngineLimits(
     max_context=100, vocab_size=512, block_size=16, num_blocks=6, max_num_seqs=4, max_queued=10, max_exports=10
@@ -71,10 +71,10 @@ def test_what_makes_no_sense_is_refused_by_name(start: Start, named: str) -> Non
         ("logit_bias", {5: math.nan}),
         ("logit_bias", {5: math.inf}),
         ("logit_bias", {512: 1.0}),
-        ("seed", -1),
-        ("seed", 2**64),
-        ("logprobs", MAX_LOGPROBS + 1),
-        ("prompt_logprobs", MAX_LOGPROBS + 1),
+        ("seed", -(2**63) - 1),
+        ("seed", 2**63),
+        ("logprobs", 21),
+        ("prompt_logprobs", 21),
         ("bad_words_ids", ((),)),
         ("bad_words_ids", ((1, 512),)),
     ],
@@ -89,8 +89,8 @@ def test_the_edges_of_every_range_are_taken() -> None:
         "temperature": (0.0, 2.0),
         "top_p": (1e-9, 1.0),
         "min_p": (0.0, 1.0),
-        "seed": (0, 2**64 - 1),
-        "logprobs": (0, MAX_LOGPROBS),
+        "seed": (-(2**63), 2**63 - 1),
+        "logprobs": (0, 20),
         "logit_bias": ({0: -100.0}, {511: 100.0}),
         "stop_token_ids": ((511,), (512,)),  # one that no token has ends nothing
         "top_k": (-1, 10**6),

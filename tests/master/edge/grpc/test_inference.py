@@ -8,7 +8,7 @@ import pytest
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
 from protos.inference_pb2_grpc import InferenceStub
-from protos.sampling_messages import Grammar, GrammarKind
+from protos.sampling_messages import SAMPLING_OPTIONS, Grammar, GrammarKind
 from tests.grpc_calls import all_of, failure_of
 from tests.scripted_service import ScriptedService, serving
 
@@ -105,15 +105,12 @@ async def test_special_tokens_are_left_out_on_request(inference: InferenceStub, 
 async def test_unset_is_not_zero(inference: InferenceStub, service: ScriptedService) -> None:
     await all_of(inference.Generate(wire.GenerateRequest(text="hello"), timeout=TIMEOUT_S))
     unset = service.options[0]
-    for name in ("model", "n", "max_tokens", "temperature", "top_k", "seed", "logprobs", "grammar", "logit_bias"):
-        assert getattr(unset, name) is None, name
-    assert unset.skip_special_tokens
+    assert (unset.model, unset.sampling, unset.grammar) == (None, {}, None)
     zero = sampling_pb2.SamplingParams(temperature=0, seed=0, top_k=0, logprobs=0, min_tokens=0, presence_penalty=0)
     options = wire.GenerationOptions(sampling=zero, skip_special_tokens=False)
     await all_of(inference.Generate(wire.GenerateRequest(text="hello", options=options), timeout=TIMEOUT_S))
-    for name in ("temperature", "seed", "top_k", "logprobs", "min_tokens", "presence_penalty"):
-        assert getattr(service.options[1], name) == 0, name
-    assert not service.options[1].skip_special_tokens
+    names = ("temperature", "seed", "top_k", "logprobs", "min_tokens", "presence_penalty")
+    assert service.options[1].sampling == {**dict.fromkeys(names, 0), "skip_special_tokens": False}
 
 
 async def test_every_option_arrives(inference: InferenceStub, service: ScriptedService) -> None:
@@ -128,11 +125,10 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
         frequency_penalty=-1,
         repetition_penalty=1.5,
         logit_bias={3: -2.0},
-        seed=2**62,
+        seed=-(2**62),
         logprobs=4,
         prompt_logprobs=2,
         stop_token_ids=[8, 9],
-        ignore_eos=True,
         grammar=sampling_pb2.Grammar(regex="a+"),
     )
     options = wire.GenerationOptions(
@@ -141,20 +137,40 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
         n=2,
         stop=["x", "y"],
         bad_words=["ugly"],
+        ignore_eos=True,
         include_stop_str_in_output=True,
+        skip_special_tokens=False,
         priority=-3,
         cache_salt="salt",
     )
     await all_of(inference.Generate(wire.GenerateRequest(text="hello", options=options), timeout=TIMEOUT_S))
     (arrived,) = service.options
-    assert (arrived.model, arrived.n, arrived.stop, arrived.include_stop) == ("alias", 2, ("x", "y"), True)
-    assert (arrived.max_tokens, arrived.min_tokens, arrived.temperature, arrived.top_p) == (5, 1, 0.5, 0.25)
-    assert (arrived.top_k, arrived.min_p, arrived.seed, arrived.logprobs) == (7, 0.125, 2**62, 4)
-    assert (arrived.presence_penalty, arrived.frequency_penalty, arrived.repetition_penalty) == (1, -1, 1.5)
-    assert (arrived.logit_bias, arrived.stop_token_ids, arrived.ignore_eos) == ({3: -2.0}, (8, 9), True)
-    assert (arrived.prompt_logprobs, arrived.bad_words) == (2, ("ugly",))
-    assert arrived.grammar == Grammar(GrammarKind.REGEX, "a+")
-    assert (arrived.priority, arrived.cache_salt) == (-3, "salt")
+    assert (arrived.model, arrived.grammar) == ("alias", Grammar(GrammarKind.REGEX, "a+"))
+    assert arrived.sampling == {
+        "n": 2,
+        "max_tokens": 5,
+        "min_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.5,
+        "logit_bias": {3: -2.0},
+        "seed": -(2**62),
+        "logprobs": 4,
+        "prompt_logprobs": 2,
+        "stop": ["x", "y"],
+        "stop_token_ids": [8, 9],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "bad_words": ["ugly"],
+        "priority": -3,
+        "cache_salt": "salt",
+    }
+    assert arrived.sampling.keys() == SAMPLING_OPTIONS.keys()
 
 
 async def test_the_deadline_becomes_the_time_limit(inference: InferenceStub, service: ScriptedService) -> None:

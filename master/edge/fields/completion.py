@@ -1,0 +1,47 @@
+"""The fields chat and text completions have in common besides the sampling options.
+
+Read from JSON: unknown fields are ignored, null is unset, of duplicate keys the last counts.
+"""
+
+import msgspec
+
+from master.edge.fields.grammar import GrammarFields
+from master.edge.fields.sampling import SamplingFields
+from master.errors import invalid
+from master.request import RequestOptions
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True):
+    """`timeline` asks for where the request's time went, in the response or the stream's last chunk."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    timeline: bool | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        return (
+            self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        )
+
+    def request_options(self) -> RequestOptions:
+        """Raises ServingError for what can't be read, or can't be together with a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options is set; it is only allowed when stream is true")
+        sampling = self.sampling_options()
+        if sampling.get("prompt_logprobs") is not None and self.stream:
+            raise invalid("prompt_logprobs", "prompt_logprobs is set; it is not available when stream is true")
+        grammar_field, grammar = self.grammar() or ("grammar", None)
+        return RequestOptions(self.model, sampling, grammar, grammar_field)
