@@ -1,0 +1,23 @@
+"""The worker's flags, where they need more than their declaration."""
+
+import pytest
+
+from config.flags import FlagError, parse
+from kvcache.transfer.transports.table import TRANSPORTS
+from worker.config import WorkerConfig
+
+
+def parsed(*arguments: str) -> WorkerConfig:
+    return parse(WorkerConfig, arguments, prog="worker", description="", environ={}, version="1")
+
+
+def test_transports_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [transport.name for transport in TRANSPORTS]
+    assert list(parsed().transports) == names
+    assert parsed("--transports=tcp").transports == ("tcp",)
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    assert f"best first, of: {', '.join(names)}" in " ".join(capsys.readouterr().out.split())
+    for wrong in ("rdma", "tcp,rdma", ""):
+        with pytest.raises(FlagError, match="transports"):
+            parsed(f"--transports={wrong}")
