@@ -8,6 +8,7 @@ from config.address import parse_addresses
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
+from master.parsing.formats import call_format_names, reasoning_names
 from master.routing.policies import POLICIES
 from master.security_flags import SecurityFlags
 from registry.etcd.flags import EtcdFlags
@@ -40,11 +41,13 @@ class MasterConfig(SecurityFlags, EtcdFlags):
 
     tool_call_parser: str = flag(
         "auto",
-        "How the model writes tool calls: auto (by its chat template), none, hermes, llama3_json, mistral",
+        f"How the model writes tool calls; auto goes by its chat template: {', '.join(call_format_names())}",
         group="Model",
     )
     reasoning_parser: str = flag(
-        "auto", "How the model marks reasoning: auto (by its chat template), none, think, mistral_think", group="Model"
+        "auto",
+        f"How the model marks reasoning; auto goes by its chat template: {', '.join(reasoning_names())}",
+        group="Model",
     )
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")

@@ -1,34 +1,35 @@
-"""What a family of models has agreed on for calls: how they are read, and how they are written."""
+"""What a tool-call format is: how calls are read, how they are written, and which models write them.
 
-from collections.abc import Callable
+A format is one file that makes one of these (a family with two ways of writing makes two of one name), and its line in
+`master.parsing.formats`.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from master.parsing.call_ids import CallSeries
-from master.parsing.events import OutputParser
+from master.parsing.grammar_writer import GrammarWriter
+from master.parsing.output_parser import OutputParser, TextParser
+from master.parsing.reasoning import ReasoningTags
+from master.parsing.tool_definitions import ToolDefinition
 
-
-@dataclass(frozen=True, slots=True)
-class CallLayout:
-    """The pieces of an output that is calls only; each piece is either text or a tag, which may be one token.
-
-    begin, call, (between, call)*, end; and a call is before_name, name, before_arguments, arguments, after_arguments.
-    """
-
-    begin: tuple[str, ...]
-    before_name: tuple[str, ...]
-    is_name_quoted: bool
-    before_arguments: tuple[str, ...]
-    after_arguments: tuple[str, ...]
-    between: tuple[str, ...]
-    end: tuple[str, ...]
+# The expression for one call of any of the tools, or if the last argument is true for one or more.
+WriteCalls = Callable[[GrammarWriter, Sequence[ToolDefinition], bool], str]
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """`tags` may be special tokens, so detokenising must not skip those."""
+    """`name` is what the flag calls it. `is_told_by` a chat template whose model writes calls so.
+
+    `tags` may be special tokens, so detokenising must not skip those. Where reasoning and answer are marked in the
+    same way as calls, `new_reader` makes what reads all of an output, and `reasoning` has the tags of that.
+    """
 
     name: str
     tags: tuple[str, ...]
-    new_parser: Callable[[CallSeries], OutputParser]
+    is_told_by: Callable[[str], bool]
+    new_parser: Callable[[CallSeries], TextParser]
     new_id: Callable[[], str]
-    layout: CallLayout
+    write: WriteCalls
+    new_reader: Callable[[CallSeries], OutputParser] | None = None
+    reasoning: ReasoningTags | None = None

@@ -1,7 +1,6 @@
 """What a parser makes of the model's text: OpenAI's streaming form of content, reasoning and tool calls."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +31,3 @@ class ToolCallArguments:
 
 
 Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments
-
-
-class OutputParser(Protocol):
-    """Reads one sequence's text as it comes.
-
-    How the text is cut into pieces changes only how content, reasoning and arguments are cut, never what they
-    add up to. Text that turns out to be no call is content, as it was written. A call whose start was given out
-    stays a call, even if the output ends, or stops being JSON, within its arguments.
-    """
-
-    @property
-    def has_tool_calls(self) -> bool:
-        """Whether a call was given out; an output that then stops by itself has finish reason TOOL_CALLS."""
-
-    def feed(self, text: str) -> list[Event]: ...
-
-    def finish(self) -> list[Event]:
-        """What was held back, once no more text comes. Nothing may be fed after it."""

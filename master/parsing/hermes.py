@@ -4,16 +4,19 @@ Whitespace next to a call is layout and dropped, except between a closing tag an
 object, at the end of an output that was cut off, is dropped; anything else that does not become a call is content.
 """
 
-from master.parsing.call_format import CallFormat, CallLayout
+from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, openai_call_id
 from master.parsing.events import ContentDelta, Event
 from master.parsing.json_call import CallObject
+from master.parsing.json_layout import JsonLayout
 from master.parsing.tag_gate import TagGate
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 # a bracket too many is the most frequent slip after an object
 BETWEEN_OBJECT_AND_CLOSE = " \t\r\n}]"
+# what other formats have between the same tags
+OTHER_BODIES = ("<function=", "<arg_key>")
 
 
 class HermesParser:
@@ -77,15 +80,14 @@ class HermesParser:
 HERMES = CallFormat(
     name="hermes",
     tags=(OPEN, CLOSE),
+    is_told_by=lambda template: OPEN in template and not any(body in template for body in OTHER_BODIES),
     new_parser=HermesParser,
     new_id=openai_call_id,
-    layout=CallLayout(
-        begin=(),
-        before_name=(OPEN, '\n{"name": '),
+    write=JsonLayout(
+        before_name=OPEN + '\n{"name": ',
         is_name_quoted=True,
-        before_arguments=(', "arguments": ',),
-        after_arguments=("}\n", CLOSE),
-        between=("\n",),
-        end=(),
-    ),
+        before_arguments=', "arguments": ',
+        after_arguments="}\n" + CLOSE,
+        between="\n",
+    ).write,
 )

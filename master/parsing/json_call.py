@@ -1,9 +1,10 @@
 """Reads one call written as an object: {"name": …, "arguments": {…}}, or with "parameters" (Llama).
 
 The call is given out once its name is known and its arguments have begun, and the arguments then as they come. Their
-text is the model's own, character for character, with two exceptions: null is {}, and an object written into
-a string is what the string holds. Any other arguments, a missing name, or text that is no object make it no call:
-all of it is content. Members with other names are skipped; of two with the same name the first counts.
+text is the model's own, mended where it is not quite JSON, with two exceptions: null is {}, and an object written
+into a string is what the string holds. Any other arguments, a missing name, or text that is no object make it no
+call: all of it is content. So is what follows where given arguments stop being JSON. Members with other names are
+skipped; of two with the same name the first counts.
 """
 
 from enum import Enum, auto
@@ -12,7 +13,7 @@ import msgspec
 
 from master.parsing.call_ids import CallSeries
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
-from master.parsing.json_span import JsonSpan
+from master.parsing.json_text import JsonText, whole_json
 
 WHITESPACE = " \t\r\n"
 ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
@@ -40,7 +41,7 @@ class CallObject:
         self._is_marked = is_marked
         self._raw = [opening]
         self._expected = _Expected.OBJECT
-        self._span: JsonSpan | None = None  # of the key or value that is being read
+        self._span: JsonText | None = None  # of the key or value that is being read
         self._written: list[str] = []  # that key or value, so far
         self._key = ""
         self._name: str | None = None
@@ -49,6 +50,7 @@ class CallObject:
         self._has_arguments = False
         self._arguments: list[str] = []  # known but not given out
         self._index: int | None = None
+        self._unpassed = ""  # of arguments that stopped being JSON
         self.is_over = False
 
     @property
@@ -56,7 +58,7 @@ class CallObject:
         return self._index is not None
 
     def feed(self, text: str, events: list[Event]) -> str:
-        """Adds to `events` and returns the text after the object; `is_over` tells whether its end was reached."""
+        """Adds to `events` and returns what is to be read after the object; `is_over` tells whether it has ended."""
         position = 0
         while position < len(text) and not self.is_over:
             position = self._read(text, position)
@@ -65,18 +67,20 @@ class CallObject:
         self._give_out(events)
         if self.is_over and not self.is_call:
             events.append(ContentDelta("".join(self._raw)))
-        return text[position:]
+        return self._unpassed + text[position:] if self.is_call else text[position:]
 
     def finish(self, events: list[Event]) -> None:
         """The output ended within the object. Of a call that was just announced there is nothing to tell."""
+        if not self.is_call:
+            self._give_out(events, is_last=True)
         if self.is_call:
             return
         raw = "".join(self._raw)
         if not (self._is_marked and raw.strip() == self._opening.strip()):
             events.append(ContentDelta(raw))
 
-    def _give_out(self, events: list[Event]) -> None:
-        if self._index is None and self._name is not None and self._has_arguments:
+    def _give_out(self, events: list[Event], *, is_last: bool = False) -> None:
+        if self._index is None and self._name is not None and self._can_start(is_last):
             start = self._calls.start(self._name, self._id)
             self._index = start.index
             self._raw.clear()
@@ -84,6 +88,11 @@ class CallObject:
         if self._index is not None and self._arguments:
             events.append(ToolCallArguments(self._index, "".join(self._arguments)))
             self._arguments.clear()
+
+    def _can_start(self, is_last: bool) -> bool:
+        """A lone bracket may yet turn out to open something that is no JSON."""
+        is_lone = len(self._arguments) <= 2 and "".join(self._arguments).strip() == "{"
+        return self._has_arguments and (is_last or not is_lone)
 
     def _read(self, text: str, position: int) -> int:
         """One character or one key or value, as far as it goes."""
@@ -98,7 +107,7 @@ class CallObject:
             case (_Expected.FIRST_KEY | _Expected.COMMA, "}"):
                 self._close()
             case (_Expected.FIRST_KEY | _Expected.KEY, '"'):
-                self._span = JsonSpan()
+                self._span = JsonText()
                 return position
             case _Expected.COLON, ":":
                 self._expected = _Expected.VALUE
@@ -112,12 +121,14 @@ class CallObject:
                 return position
         return position + 1
 
-    def _read_on(self, span: JsonSpan, text: str, position: int) -> int:
-        end = span.end_in(text, position)
-        if end != position:
-            (self._arguments if self._is_argument_text else self._written).append(text[position:end])
+    def _read_on(self, span: JsonText, text: str, position: int) -> int:
+        end = span.feed(text, position, self._arguments if self._is_argument_text else self._written)
         if end is None:
             return len(text)
+        if span.is_broken:
+            self._unpassed = span.unpassed
+            self.is_over = True
+            return end
         self._span = None
         self._is_argument_text = False
         written = "".join(self._written)
@@ -131,7 +142,7 @@ class CallObject:
         return end
 
     def _begin_value(self, character: str) -> None:
-        self._span = JsonSpan()
+        self._span = JsonText()
         if self._key in ARGUMENTS_KEYS and not self._has_arguments and character == "{":
             self._is_argument_text = self._has_arguments = True
 
@@ -169,8 +180,9 @@ def _object_in_string(written: str) -> str | None:
     text = _string(written)
     if text is None:
         return None
+    mended = whole_json(text)
     try:
-        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(mended or "", type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
         return None
-    return text
+    return mended

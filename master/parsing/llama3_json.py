@@ -7,10 +7,11 @@ the tag and around calls is dropped, as is a tag that ends the output.
 
 from enum import Enum, auto
 
-from master.parsing.call_format import CallFormat, CallLayout
+from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, openai_call_id
 from master.parsing.events import ContentDelta, Event
 from master.parsing.json_call import CallObject
+from master.parsing.json_layout import JsonLayout
 from master.parsing.tag_gate import TagGate
 
 TAG = "<|python_tag|>"
@@ -99,15 +100,14 @@ class Llama3JsonParser:
 LLAMA3_JSON = CallFormat(
     name="llama3_json",
     tags=(TAG,),
+    is_told_by=lambda template: TAG in template or '{"name": function name, "parameters":' in template,
     new_parser=Llama3JsonParser,
     new_id=openai_call_id,
-    layout=CallLayout(
-        begin=(),
-        before_name=('{"name": ',),
+    write=JsonLayout(
+        before_name='{"name": ',
         is_name_quoted=True,
-        before_arguments=(', "parameters": ',),
-        after_arguments=("}",),
-        between=("; ",),
-        end=(),
-    ),
+        before_arguments=', "parameters": ',
+        after_arguments="}",
+        between="; ",
+    ).write,
 )

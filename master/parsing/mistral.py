@@ -7,11 +7,12 @@ is content, together with the tag.
 
 from enum import Enum, auto
 
-from master.parsing.call_format import CallFormat, CallLayout
+from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, mistral_call_id
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
 from master.parsing.json_call import CallObject
-from master.parsing.json_span import JsonSpan
+from master.parsing.json_layout import JsonLayout
+from master.parsing.json_text import JsonText
 from master.parsing.mistral_header import ARGS, CALL_ID, HeaderEnd, MistralHeader
 from master.parsing.tag_gate import TagGate
 
@@ -34,7 +35,7 @@ class MistralParser:
         self._place = _Place.IN_TEXT
         self._lead: list[str] = []  # since the tag or the last call; content, if no call follows
         self._header = MistralHeader()
-        self._span = JsonSpan()
+        self._span = JsonText()
         self._object = CallObject(calls, "", is_marked=True)
         self._is_after_call = False
 
@@ -93,7 +94,7 @@ class MistralParser:
             match end:
                 case HeaderEnd.OBJECT:
                     events.append(self._calls.start(self._header.name, self._header.call_id))
-                    self._span = JsonSpan()
+                    self._span = JsonText()
                     self._place = _Place.IN_ARGUMENTS
                     return text[position:]
                 case HeaderEnd.ARRAY:
@@ -107,14 +108,15 @@ class MistralParser:
         return ""
 
     def _read_arguments(self, text: str, events: list[Event]) -> str:
-        end = self._span.end_in(text, 0)
-        if end != 0:
-            events.append(ToolCallArguments(self._calls.count - 1, text[:end]))
+        passed: list[str] = []
+        end = self._span.feed(text, 0, passed)
+        if passed:
+            events.append(ToolCallArguments(self._calls.count - 1, "".join(passed)))
         if end is None:
             return ""
         self._is_after_call = True
         self._place = _Place.IN_TEXT
-        return text[end:]
+        return self._span.unpassed + text[end:]
 
     def _read_array(self, text: str, events: list[Event]) -> str:
         for position, character in enumerate(text):
@@ -152,31 +154,25 @@ class MistralParser:
 MISTRAL = CallFormat(
     name="mistral",
     tags=(TAG, ARGS, CALL_ID),
+    is_told_by=lambda template: TAG in template and ARGS in template,
     new_parser=MistralParser,
     new_id=mistral_call_id,
-    layout=CallLayout(
-        begin=(),
-        before_name=(TAG,),
-        is_name_quoted=False,
-        before_arguments=(ARGS,),
-        after_arguments=(),
-        between=(),
-        end=(),
-    ),
+    write=JsonLayout(before_name=TAG, before_arguments=ARGS).write,
 )
 
 MISTRAL_ARRAY = CallFormat(
     name="mistral",
     tags=(TAG,),
+    is_told_by=lambda template: TAG in template and ARGS not in template,
     new_parser=MistralParser,
     new_id=mistral_call_id,
-    layout=CallLayout(
-        begin=(TAG, " ["),
-        before_name=('{"name": ',),
+    write=JsonLayout(
+        begin=TAG + " [",
+        before_name='{"name": ',
         is_name_quoted=True,
-        before_arguments=(', "arguments": ',),
-        after_arguments=("}",),
-        between=(", ",),
-        end=("]",),
-    ),
+        before_arguments=', "arguments": ',
+        after_arguments="}",
+        between=", ",
+        end="]",
+    ).write,
 )

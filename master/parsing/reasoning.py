@@ -16,16 +16,24 @@ NEWLINES = "\r\n"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
+    """`name` is what the flag calls them; a chat template that has `sign` tells that the model writes them.
+
+    `before_answer` is what the model writes between reasoning and answer, and is newlines if empty.
+    """
+
+    name: str
+    sign: str
     open: str
     close: str
+    before_answer: str = ""
 
     def are_open_after(self, prompt: str) -> bool:
         """Whether the prompt's text ends within reasoning, as with templates that write the opening tag."""
         return prompt.rstrip().endswith(self.open)
 
 
-THINK = ReasoningTags("<think>", "</think>")
-MISTRAL_THINK = ReasoningTags("[THINK]", "[/THINK]")
+THINK = ReasoningTags("think", "</think>", "<think>", "</think>")
+MISTRAL_THINK = ReasoningTags("mistral_think", "[/THINK]", "[THINK]", "[/THINK]")
 
 
 class _Place(Enum):

@@ -69,7 +69,7 @@ class ChatRequests:
         reasoning = None
         if parsers.reasoning is not None:
             reasoning = ReasoningTokens(self._service.tokenizer, parsers.reasoning.close)
-        parser = parsers.new_parser(prompt_end, has_tools=tools.may_call)
+        parser = parsers.new_parser(prompt_end, tools=tools.choice.tools if tools.may_call else None)
         return ChoiceParser(parser, reasoning, None if tools.is_parallel else 1)
 
     def _call_grammar(self, parsers: ParserChoice, tools: ToolUse, prompt_end: str) -> Grammar | None:
@@ -85,7 +85,7 @@ class ChatRequests:
             tools.choice,
             is_parallel=tools.is_parallel,
             reasoning=reasoning,
-            special_token_ids=self._special_token_ids,
+            marker_ids=self._special_token_ids,
         )
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from master.edge.conversation.reasoning_tokens import ReasoningTokens
 from master.output import ChoiceDelta
-from master.parsing.composed import ComposedParser
 from master.parsing.events import Event, ReasoningDelta, ToolCallArguments, ToolCallStart
+from master.parsing.output_parser import OutputParser
 from protos.sampling_messages import FinishReason
 
 
@@ -18,7 +18,7 @@ class ReadDelta:
 class ChoiceParser:
     """`max_calls` are told of, and any more dropped; None is no limit."""
 
-    def __init__(self, parser: ComposedParser, reasoning: ReasoningTokens | None, max_calls: int | None) -> None:
+    def __init__(self, parser: OutputParser, reasoning: ReasoningTokens | None, max_calls: int | None) -> None:
         self._parser = parser
         self._reasoning = reasoning
         self._max_calls = max_calls

@@ -9,11 +9,11 @@ from master.parsing.call_ids import CallSeries
 from master.parsing.events import (
     ContentDelta,
     Event,
-    OutputParser,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
 )
+from master.parsing.output_parser import TextParser
 
 
 @dataclass
@@ -57,12 +57,12 @@ class Answer:
             self.order.append(what)
 
 
-def new_parser(call_format: CallFormat) -> OutputParser:
+def new_parser(call_format: CallFormat) -> TextParser:
     ids = (f"id-{number}" for number in itertools.count())
     return call_format.new_parser(CallSeries(lambda: next(ids)))
 
 
-def read(parser: OutputParser, *pieces: str) -> Answer:
+def read(parser: TextParser, *pieces: str) -> Answer:
     answer = Answer()
     for event in _events(parser, pieces):
         answer.add(event)
@@ -82,7 +82,7 @@ def cut(text: str, lengths: Sequence[int]) -> list[str]:
     return pieces
 
 
-def _events(parser: OutputParser, pieces: Iterable[str]) -> Iterator[Event]:
+def _events(parser: TextParser, pieces: Iterable[str]) -> Iterator[Event]:
     for piece in pieces:
         yield from parser.feed(piece)
     yield from parser.finish()

@@ -9,14 +9,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_grammar import ReasoningBefore, call_grammar
-from master.parsing.formats import ParserChoice
+from master.parsing.formats import CALL_FORMATS, ParserChoice
+from master.parsing.harmony import HARMONY
 from master.parsing.hermes import HERMES
-from master.parsing.llama3_json import LLAMA3_JSON
-from master.parsing.mistral import MISTRAL, MISTRAL_ARRAY
+from master.parsing.mistral import MISTRAL
 from master.parsing.reasoning import THINK
 from master.parsing.tool_choice import read_tool_choice
 from master.parsing.tool_definitions import read_tools
 from protos.sampling_messages import Grammar, GrammarKind
+from tests.master.parsing import written
 from tests.master.parsing.answers import Answer, Call, read
 
 TOOLS = read_tools(
@@ -37,7 +38,29 @@ TOOLS = read_tools(
     ]
 )
 CITIES = ("Zürich", 'a"\\</tool_call>')
-ALL_FORMATS = pytest.mark.parametrize("call_format", [HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARRAY])
+ALL_FORMATS = pytest.mark.parametrize("call_format", CALL_FORMATS)
+# as templates write them, in the order of the table
+WRITTEN = dict(
+    zip(
+        CALL_FORMATS,
+        (
+            written.hermes,
+            written.qwen3_xml,
+            written.glm45,
+            written.glm47,
+            written.mistral,
+            written.mistral_array,
+            written.deepseek_v31,
+            written.deepseek_v3,
+            written.kimi_k2,
+            written.harmony,
+            written.pythonic,
+            written.llama3_json,
+        ),
+        strict=True,
+    )
+)
+ONE_CALL_ONLY = (HARMONY,)  # a call ends the output
 NAMED = {"type": "function", "function": {"name": "now"}}
 MAX_BYTES = 4000
 
@@ -53,14 +76,14 @@ def grammar(
     choice: object,
     is_parallel: bool = True,
     reasoning: ReasoningBefore | None = None,
-    special_token_ids: dict[str, int] | None = None,
+    marker_ids: dict[str, int] | None = None,
 ) -> Grammar:
     made = call_grammar(
         call_format,
         read_tool_choice(choice, TOOLS),
         is_parallel=is_parallel,
         reasoning=reasoning,
-        special_token_ids=special_token_ids,
+        marker_ids=marker_ids,
     )
     assert made is not None and made.kind is GrammarKind.LARK
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(made.text)) == ""
@@ -93,7 +116,7 @@ def random_output(tokenizer: LLTokenizer, made: Grammar, seed: int) -> str:
 
 
 def read_calls(call_format: CallFormat, text: str) -> list[Call]:
-    answer = read(ParserChoice(call_format).new_parser("", has_tools=True), text)
+    answer = read(ParserChoice(call_format).new_parser("", tools=TOOLS), text)
     assert answer.content == ""
     return answer.calls
 
@@ -108,7 +131,7 @@ def test_whatever_the_grammar_allows_is_read_as_calls(byte_tokenizer: LLTokenize
             arguments = json.loads(call.arguments)
             assert arguments == {} if call.name == "now" else arguments["city"] in CITIES
     assert 0 not in numbers
-    assert len(numbers) > 1
+    assert len(numbers) > 1 or call_format in ONE_CALL_ONLY
 
 
 @ALL_FORMATS
@@ -126,11 +149,8 @@ def test_one_call_where_one_is_asked_for(
 @ALL_FORMATS
 def test_what_templates_write_is_allowed(byte_tokenizer: LLTokenizer, call_format: CallFormat) -> None:
     made = grammar(call_format, "required")
-    layout = call_format.layout
-    name = '"get-weather"' if layout.is_name_quoted else "get-weather"
-    call = "".join((*layout.before_name, name, *layout.before_arguments, '{"city": "Zürich", "day": 3}'))
-    call += "".join(layout.after_arguments)
-    text = "".join(layout.begin) + "".join(layout.between).join([call, call]) + "".join(layout.end)
+    call = Call("get-weather", '{"city": "Zürich", "day": 3}')
+    text = WRITTEN[call_format]([call] if call_format in ONE_CALL_ONLY else [call, call])
     assert accepts(byte_tokenizer, made, text)
     assert not accepts(byte_tokenizer, made, f"Sure: {text}")
     assert not accepts(byte_tokenizer, made, text.replace("get-weather", "drop_table"))
@@ -140,14 +160,17 @@ def test_what_templates_write_is_allowed(byte_tokenizer: LLTokenizer, call_forma
 @ALL_FORMATS
 @pytest.mark.parametrize("is_open", [True, False])
 def test_reasoning_may_precede_the_calls(byte_tokenizer: LLTokenizer, call_format: CallFormat, is_open: bool) -> None:
-    made = grammar(call_format, "required", reasoning=ReasoningBefore(THINK, is_open))
+    tags = call_format.reasoning or THINK
+    made = grammar(call_format, "required", reasoning=ReasoningBefore(tags, is_open))
     calls = random_output(byte_tokenizer, grammar(call_format, "required"), seed=1)
-    reasoning = "Which < city?\n</think>\n\n"
-    written = reasoning if is_open else f"<think>\n{reasoning}"
+    reasoning = f"Which < city?{tags.close}" + (tags.before_answer or "\n\n")
+    written = reasoning if is_open else tags.open + reasoning
     assert accepts(byte_tokenizer, made, written + calls)
     assert accepts(byte_tokenizer, made, calls) is not is_open
     assert not accepts(byte_tokenizer, made, written)
-    parser = ParserChoice(call_format, THINK).new_parser("<think>" if is_open else "", has_tools=True)
+    if is_open and call_format.reasoning is not None:
+        written = tags.open + written  # never open in the prompt
+    parser = ParserChoice(call_format, tags).new_parser(tags.open if is_open else "", tools=TOOLS)
     answer: Answer = read(parser, written + calls)
     assert answer.reasoning == "Which < city?"
     assert answer.calls == read_calls(call_format, calls)
@@ -168,11 +191,11 @@ def test_tags_that_are_special_tokens_are_written_as_those() -> None:
         return at.try_consume_tokens(token_ids) == len(token_ids) and at.is_accepting()
 
     calls = library.encode("[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{}").ids
-    assert allows(grammar(MISTRAL, "required", special_token_ids=ids), calls)
+    assert allows(grammar(MISTRAL, "required", marker_ids=ids), calls)
     assert not allows(grammar(MISTRAL, "required"), calls)
     thought = library.encode("Hm.</think>\n").ids
     for is_open in (True, False):
-        made = grammar(MISTRAL, "required", reasoning=ReasoningBefore(THINK, is_open), special_token_ids=ids)
+        made = grammar(MISTRAL, "required", reasoning=ReasoningBefore(THINK, is_open), marker_ids=ids)
         assert allows(made, ([] if is_open else [ids["<think>"]]) + thought + calls)
         assert not allows(made, thought[:-2] + calls)
 

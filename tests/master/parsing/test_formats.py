@@ -1,6 +1,7 @@
 import pytest
 
 from master.parsing.formats import choose_parsers
+from master.parsing.mistral import MISTRAL, MISTRAL_ARRAY
 from tests.master.parsing.answers import Call, read
 
 HERMES_TEMPLATE = 'return a json object within <tool_call></tool_call> tags {%- if "</think>" in content %}'
@@ -14,8 +15,12 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     ("template", "calls", "reasoning"),
     [
         (HERMES_TEMPLATE, "hermes", "<think>"),
-        ("<tool_call>\n<function=name>\n</function>", None, None),
-        ("<tool_call>{name}\n<arg_key>{key}</arg_key><think></think>", None, "<think>"),
+        ("<tool_call>\n<function=name>\n</function>", "qwen3_xml", None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key><think></think>", "glm45", "<think>"),
+        ("<\uff5ctool\u2581call\u2581begin\uff5c>' + tool['type'] + '\\n```json", "deepseek", None),
+        ("<|tool_call_begin|>{{ id }}<think></think>", "kimi_k2", "<think>"),
+        ("<|channel|>analysis<|message|>", "harmony", "<|channel|>analysis<|message|>"),
+        ("in the format of [func_name1(params_name1=params_value1)]", "pythonic", None),
         (LLAMA_TEMPLATE, "llama3_json", None),
         ("{{- '<|python_tag|>' }}", "llama3_json", None),
         ("[TOOL_CALLS][{...}] [THINK]{{ thinking }}[/THINK]", "mistral", "[THINK]"),
@@ -37,9 +42,9 @@ def test_a_name_counts_more_than_the_template() -> None:
 
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="'pythonic'; it must be one of none, auto, hermes, llama3_json, mistral"):
-        choose_parsers("pythonic", "none", None)
-    with pytest.raises(ValueError, match="'r1'; it must be one of none, auto, think, mistral_think"):
+    with pytest.raises(ValueError, match="'xml'; it must be one of auto, none, hermes, qwen3_xml, glm45"):
+        choose_parsers("xml", "none", None)
+    with pytest.raises(ValueError, match="'r1'; it must be one of auto, none, think, mistral_think"):
         choose_parsers("none", "r1", None)
 
 
@@ -47,26 +52,24 @@ def test_what_mistral_is_made_to_write_follows_its_template() -> None:
     old = choose_parsers("mistral", "none", "[TOOL_CALLS] [{...}]").calls
     new = choose_parsers("auto", "none", "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}").calls
     unknown = choose_parsers("mistral", "none", None).calls
-    assert old is not None and new is not None and unknown is not None
-    assert old.layout.begin == ("[TOOL_CALLS]", " [")
-    assert new.layout.begin == unknown.layout.begin == ()
+    assert (old, new, unknown) == (MISTRAL_ARRAY, MISTRAL, MISTRAL)
 
 
 def test_a_parser_reads_reasoning_then_calls() -> None:
     choice = choose_parsers("auto", "auto", HERMES_TEMPLATE)
-    answer = read(choice.new_parser("<think>\n", has_tools=True), f"Hm.</think>\n\nWell.\n{CALL}")
+    answer = read(choice.new_parser("<think>\n", tools=()), f"Hm.</think>\n\nWell.\n{CALL}")
     assert (answer.reasoning, answer.content, answer.calls) == ("Hm.", "Well.", [Call("f", "{}")])
 
 
 def test_without_tools_a_call_is_content() -> None:
     choice = choose_parsers("auto", "auto", HERMES_TEMPLATE)
-    answer = read(choice.new_parser("", has_tools=False), CALL)
+    answer = read(choice.new_parser("", tools=None), CALL)
     assert (answer.content, answer.calls) == (CALL, [])
     assert choice.tags(has_tools=False) == ("<think>", "</think>")
     assert choice.tags(has_tools=True) == ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 def test_none_passes_everything_on() -> None:
-    parser = choose_parsers("none", "none", HERMES_TEMPLATE).new_parser("", has_tools=True)
+    parser = choose_parsers("none", "none", HERMES_TEMPLATE).new_parser("", tools=())
     assert read(parser, f"<think>Hm.</think>{CALL}").content == f"<think>Hm.</think>{CALL}"
     assert not parser.is_reasoning

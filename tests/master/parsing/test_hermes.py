@@ -56,7 +56,7 @@ def test_arguments_stream_once_the_name_is_known() -> None:
             '"name": "f", "arguments": {"a": "</tool_call><tool_call>\\"\\\\"}',
             '{"a": "</tool_call><tool_call>\\"\\\\"}',
         ),
-        ('"name": "f", "arguments": {"a": True, "b": [1, 2,],}', '{"a": True, "b": [1, 2,],}'),
+        ('"name": "f", "arguments": {"a": True, "b": [1, 2,],}', '{"a": true, "b": [1, 2]}'),
     ],
 )
 def test_arguments_are_as_the_model_wrote_them(written: str, arguments: str) -> None:

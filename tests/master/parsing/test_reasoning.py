@@ -1,7 +1,7 @@
 import pytest
 
-from master.parsing.composed import ComposedParser
 from master.parsing.hermes import HERMES
+from master.parsing.output_parser import ReasoningThenCalls
 from master.parsing.plain import PlainParser
 from master.parsing.reasoning import MISTRAL_THINK, THINK, ReasoningParser
 from tests.master.parsing.answers import Answer, Call, new_parser, read
@@ -58,7 +58,7 @@ def test_the_prompts_end_tells_whether_reasoning_is_open() -> None:
 
 
 def test_tokens_of_the_reasoning_are_told_from_the_answers() -> None:
-    parser = ComposedParser(ReasoningParser(THINK, is_open=True), PlainParser())
+    parser = ReasoningThenCalls(ReasoningParser(THINK, is_open=True), PlainParser())
     flags = []
     for piece in ("Why", "?", "</think>", "\n\n", "Yes"):
         flags.append(parser.is_reasoning)
@@ -68,7 +68,7 @@ def test_tokens_of_the_reasoning_are_told_from_the_answers() -> None:
 
 def test_a_call_within_reasoning_is_reasoning() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    parser = ComposedParser(ReasoningParser(THINK, is_open=False), new_parser(HERMES))
+    parser = ReasoningThenCalls(ReasoningParser(THINK, is_open=False), new_parser(HERMES))
     parsed = read(parser, f"<think>Maybe {call}?</think>\n\n{call}")
     assert parsed.reasoning == f"Maybe {call}?"
     assert parsed.calls == [Call("f", "{}")]
@@ -76,5 +76,5 @@ def test_a_call_within_reasoning_is_reasoning() -> None:
 
 
 def test_content_held_back_by_both_is_given_out_at_the_end() -> None:
-    parser = ComposedParser(ReasoningParser(THINK, is_open=False), new_parser(HERMES))
+    parser = ReasoningThenCalls(ReasoningParser(THINK, is_open=False), new_parser(HERMES))
     assert read(parser, "\n<t").content == "\n<t"
