@@ -4,15 +4,13 @@ from pathlib import Path
 
 import msgspec
 
+from serving.model_context import derived_context
+
 DEFAULT_CONTEXT = 4096
 
 
-class _Config(msgspec.Struct):
-    max_position_embeddings: int | None = None
-
-
 def model_context(folder: Path) -> int:
-    """Tokens the model can attend to, from config.json; DEFAULT_CONTEXT for a folder with only a tokenizer.
+    """Tokens the model is made for, by its config.json, as workers read it; DEFAULT_CONTEXT where it does not say.
 
     Raises ValueError naming a file that cannot be read.
     """
@@ -20,7 +18,7 @@ def model_context(folder: Path) -> int:
     if not path.is_file():
         return DEFAULT_CONTEXT
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
-    return config.max_position_embeddings or DEFAULT_CONTEXT
+    return derived_context(config) or DEFAULT_CONTEXT

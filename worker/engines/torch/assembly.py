@@ -14,9 +14,11 @@ from worker.engines.limits import EngineLimits
 from worker.engines.torch.engine import TorchEngine
 from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.kv_transfer import KvPort
-from worker.engines.torch.loader import ModelError, load_model
+from worker.engines.torch.loaded_model import LoadedModel, ModelError
+from worker.engines.torch.loader import load_model
 from worker.engines.torch.runner import ModelRunner
 from worker.engines.torch.scheduler import Scheduler
+from worker.engines.torch.self_check import check_model
 
 
 def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
@@ -30,6 +32,8 @@ def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
     device = _device(config.devices)
     try:
         loaded = load_model(config.model, device, config.dtype.value)
+        max_context = _max_context(config, loaded)
+        check_model(loaded, max_context)
     except ModelError as error:
         raise FlagError("model", str(error)) from error
     layout = loaded.layout(config.block_size)
@@ -72,7 +76,7 @@ def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
         enable_chunked_prefill=config.enable_chunked_prefill,
     )
     limits = EngineLimits(
-        max_context=min(config.max_context or loaded.max_context, loaded.max_context),
+        max_context=max_context,
         vocab_size=loaded.vocab_size,
         block_size=config.block_size,
         num_blocks=num_blocks,
@@ -88,6 +92,12 @@ def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
         identity=EngineIdentity(loaded.served, layout.fingerprint(), port.address),
         limits=limits,
     )
+
+
+def _max_context(config: WorkerConfig, loaded: LoadedModel) -> int:
+    if config.max_context is not None and config.max_context > loaded.max_context:
+        raise FlagError("max_context", f"{config.max_context}: the model is made for {loaded.max_context} tokens")
+    return config.max_context or loaded.max_context
 
 
 def _device(name: str) -> torch.device:

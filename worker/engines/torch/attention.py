@@ -28,7 +28,10 @@ class SequenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """One step's view of the pool. `slot_blocks[t]`, `slot_offsets[t]`: where token t's KV is written."""
+    """One step's view of the pool. `slot_blocks[t]`, `slot_offsets[t]`: where token t's KV is written.
+
+    Rows of the step beyond these tokens are padding: they leave no KV and attend to nothing.
+    """
 
     memory: PoolMemory
     slot_blocks: torch.Tensor  # int64 [num_tokens]
@@ -45,37 +48,67 @@ def paged_attention(
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     paged: PagedStep | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """`query` [1, heads, T, head_dim], `key` and `value` [1, kv_heads, T, head_dim] -> ([1, T, heads, head_dim], None).
 
-    Raises ValueError for a model whose attention has something this does not compute.
+    `s_aux` [heads] are attention sinks. Raises ValueError for a model whose attention has something this does not
+    compute.
     """
     if paged is None:
-        raise ValueError("paged attention needs the step's PagedStep")
-    for unsupported in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(unsupported) is not None:
-            raise ValueError(f"models whose attention uses {unsupported} are not supported")
+        raise ValueError("the model does not pass on what paged attention needs")
+    if attention_mask is not None:
+        raise ValueError("the model makes an attention mask of its own")
+    if kwargs.get("position_bias") is not None:
+        raise ValueError("the model's attention uses position_bias")
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types every attribute as Tensor | Module
     keys, values = paged.memory.keys(layer), paged.memory.values(layer)
     where = (paged.slot_blocks, paged.slot_offsets)
-    keys.index_put_(where, key[0].transpose(0, 1))
-    values.index_put_(where, value[0].transpose(0, 1))
-    output = torch.empty_like(query[0].transpose(0, 1))  # [T, heads, head_dim]
+    num_tokens = len(paged.slot_blocks)
+    keys.index_put_(where, key[0, :, :num_tokens].transpose(0, 1))
+    values.index_put_(where, value[0, :, :num_tokens].transpose(0, 1))
+    output = torch.zeros_like(query[0].transpose(0, 1))  # [T, heads, head_dim]
     for span in paged.spans:
-        stop = span.start + span.num_tokens
-        attended = scaled_dot_product_attention(
-            query[:, :, span.start : stop],
-            _gather(keys, span),
-            _gather(values, span),
-            attn_mask=_mask(span, sliding_window, query.device),
-            is_causal=sliding_window is None and 1 < span.num_tokens == span.context_len,
-            scale=scaling,
-            enable_gqa=True,
+        rows = slice(span.start, span.start + span.num_tokens)
+        attended = _attend(
+            query[:, :, rows], _gather(keys, span), _gather(values, span), span, scaling, sliding_window, softcap, s_aux
         )
-        output[span.start : stop] = attended[0].transpose(0, 1)
+        output[rows] = attended[0].transpose(0, 1)
     return output.unsqueeze(0), None
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    span: SequenceSpan,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """[1, heads, num_tokens, head_dim], as `query`; `keys` and `values` [1, kv_heads, context_len, head_dim]."""
+    mask = _mask(span, sliding_window, query.device)
+    is_causal = mask is None and span.num_tokens > 1
+    if softcap is None and sinks is None:
+        return scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True
+        )
+    groups = query.shape[1] // keys.shape[1]
+    scores = query @ keys.repeat_interleave(groups, dim=1).transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if is_causal:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:  # each head's sink takes its share of the attention, and gives nothing for it
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(-1, -1, scores.shape[2], 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)[..., : keys.shape[2]]
+    return weights @ values.repeat_interleave(groups, dim=1)
 
 
 def _gather(pages: torch.Tensor, span: SequenceSpan) -> torch.Tensor:

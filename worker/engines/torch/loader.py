@@ -1,54 +1,78 @@
-"""Loads a local folder in Hugging Face layout, of any decoder-only architecture that transformers has."""
+"""Loads a local folder in Hugging Face layout with transformers."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from kvcache.layout import KvLayout
 from protos.served_model import ServedModel
+from serving.model_context import derived_context
 from worker.engines.torch.attention import ATTENTION_NAME
+from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.weights_digest import weights_digest
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-class ModelError(ValueError):
-    """The folder holds no model that can be served; the message says what is wrong with it."""
+# How the weights of a text model are called within a checkpoint that has other parts, now and before transformers 5.
+_TEXT_WEIGHTS = {r"^model\.language_model\.": "model.", r"^language_model\.": ""}
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    model: torch.nn.Module
-    served: ServedModel
-    vocab_size: int
-    max_context: int
-    num_layers: int
+class _KvShape:
+    """What one layer keeps of a token."""
+
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    eos_ids: tuple[int, ...]  # that its generation config names
-
-    def layout(self, block_size: int) -> KvLayout:
-        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.served.identity)
 
 
 def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedModel:
     """`dtype_name` is a torch dtype's name, or "auto": float32 on a CPU, the checkpoint's own elsewhere.
 
-    Raises ModelError.
+    What is loaded need not be computed rightly by this engine: `check_model` finds out. Raises ModelError.
     """
     if not folder.is_dir():
         raise ModelError(f"no such folder: {folder}")
     if not (folder / "config.json").is_file():
         raise ModelError(f"no config.json in {folder}: not a model in Hugging Face layout")
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        dtype = _dtype(dtype_name, device, config.dtype)
+        whole: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PreTrainedConfig = whole.get_text_config()
+    except Exception as error:  # transformers raises whatever a malformed config led it to
+        raise _unloadable(folder, error) from error
+    shape = _kv_shape(folder, config)
+    max_context = derived_context(config.to_dict())
+    if max_context is None:
+        raise ModelError(f"{folder}: its config.json names no context length, such as max_position_embeddings")
+    dtype = _dtype(dtype_name, device, whole.dtype)
+    model = _load(folder, config, dtype, is_part=config is not whole)
+    quantization = _quantization(whole)
+    if quantization is not None and getattr(model, "hf_quantizer", None) is None:
+        raise ModelError(f"{folder}: its weights are quantised by {quantization}, which transformers does not know")
+    model.to(device).eval().requires_grad_(False)
+    return LoadedModel(
+        model=model,
+        config=config,
+        served=ServedModel(
+            name=config.model_type,
+            weights_digest=weights_digest(folder),
+            dtype=str(dtype).removeprefix("torch."),
+            quantization=quantization,
+        ),
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_context=max_context,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        eos_ids=_eos_ids(model.generation_config.eos_token_id),
+    )
+
+
+def _load(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, is_part: bool) -> PreTrainedModel:
+    try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -56,34 +80,37 @@ def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedMod
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             output_loading_info=True,
+            key_mapping=_TEXT_WEIGHTS if is_part else None,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load {folder}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # the model's code is not ours, and may raise anything
+        raise _unloadable(folder, error) from error
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up, differently on every worker
         raise ModelError(f"{folder} lacks {len(missing)} weights, {missing[0]} among them")
-    model.to(device).eval().requires_grad_(False)
-    heads = config.num_attention_heads
-    return LoadedModel(
-        model=model,
-        served=_served(folder, config, dtype),
-        vocab_size=model.get_output_embeddings().weight.shape[0],
-        max_context=config.max_position_embeddings,
-        num_layers=config.num_hidden_layers,
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _kv_shape(folder: Path, config: PreTrainedConfig) -> _KvShape:
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or heads < 1:
+        raise ModelError(f"{folder}: {config.model_type} has no attention heads, so it has no KV that could be served")
+    return _KvShape(
         num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=dtype,
-        eos_ids=_eos_ids(model.generation_config.eos_token_id),
     )
 
 
-def _served(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> ServedModel:
-    quantization = getattr(config, "quantization_config", None) or {}
-    return ServedModel(
-        name=config.model_type,
-        weights_digest=weights_digest(folder),
-        dtype=str(dtype).removeprefix("torch."),
-        quantization=quantization.get("quant_method"),
-    )
+def _quantization(config: PreTrainedConfig) -> str | None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+    return str(getattr(method, "value", method))
+
+
+def _unloadable(folder: Path, error: Exception) -> ModelError:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ModelError(f"cannot load {folder}: {reason}")
 
 
 def _eos_ids(declared: int | list[int] | None) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ import transformers
 from tests.checkpoints import Family, make_checkpoint
 from tests.worker.engines.torch.engine_rig import Node, hand_off
 from tests.worker.engines.torch.reference import Reference, prompt
-from worker.engines.torch.loader import LoadedModel, ModelError, load_model
+from worker.engines.torch.loaded_model import LoadedModel, ModelError
+from worker.engines.torch.loader import load_model
+from worker.engines.torch.self_check import check_model
 
 WEIGHTS = "model.safetensors"
 
@@ -81,6 +83,49 @@ def test_tied_embeddings_are_not_missing(tmp_path: Path) -> None:
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert load(tmp_path).vocab_size == 64
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "hqq", "modelopt"])
+def test_a_quantised_checkpoint_says_what_it_needs(method: str, tiny_llama: Path, tmp_path: Path) -> None:
+    """M4"""
+    settings = {"quant_method": method, "bits": 4, "load_in_4bit": True}
+    with pytest.raises(ModelError, match=r"require|is not available|not know") as refusal:
+        load(copied(tiny_llama, tmp_path / "model", quantization_config=settings))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "mamba", "rwkv"])
+def test_a_config_without_a_context_length(model_type: str, tmp_path: Path) -> None:
+    """M4"""
+    transformers.AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no context length|no attention heads"):
+        load(tmp_path)
+
+
+def test_the_text_model_of_a_checkpoint_that_has_others(tmp_path: Path) -> None:
+    """M4"""
+    text = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8)
+    config = transformers.LlavaConfig(
+        text_config=text | {"vocab_size": 64, "max_position_embeddings": 128},
+        vision_config=vision | {"model_type": "clip_vision_model", "patch_size": 4},
+        image_token_index=5,
+    )
+    whole = transformers.LlavaForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    check_model(loaded, loaded.max_context)
+    assert (loaded.served.name, loaded.max_context, loaded.vocab_size) == ("llama", 128, 64)
+    for name, weight in loaded.model.named_parameters():
+        found = [value for key, value in whole.named_parameters() if "vision" not in key and key.endswith(name[-30:])]
+        assert any(torch.equal(weight, value) for value in found), name
+
+
+def test_a_text_model_that_does_not_load_alone(tmp_path: Path) -> None:
+    """M4"""
+    transformers.Qwen2VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="Qwen2VLTextConfig"):
+        load(tmp_path)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""A model as it was loaded, and what the rest of the engine must know of it."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from kvcache.layout import KvLayout
+from protos.served_model import ServedModel
+
+
+class ModelError(ValueError):
+    """The folder holds no model that can be served; the message says in one line what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: PreTrainedModel
+    config: PreTrainedConfig  # of the text model, where the checkpoint has others
+    served: ServedModel
+    vocab_size: int
+    max_context: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    eos_ids: tuple[int, ...]  # that its generation config names
+
+    def layout(self, block_size: int) -> KvLayout:
+        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.served.identity)

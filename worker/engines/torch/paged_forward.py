@@ -1,0 +1,64 @@
+"""One forward pass of the model over parts of several sequences, flattened into one row of tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from kvcache.pool_memory import PoolMemory
+from worker.engines.torch.attention import PagedStep, SequenceSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Further tokens of one sequence, after `num_before` whose KV is in its `blocks`; so will theirs be.
+
+    Logits are wanted of the tokens in `wanted`, counted from the part's first.
+    """
+
+    token_ids: Sequence[int]
+    num_before: int
+    blocks: Sequence[int]
+    wanted: range
+    first_position: int  # what the model is told; `num_before` but for checks of far positions
+
+
+class PagedForward:
+    def __init__(self, model: PreTrainedModel, memory: PoolMemory) -> None:
+        self._model = model
+        self._memory = memory
+        self._block_size = memory.layout.block_size
+
+    @torch.inference_mode()
+    def run(self, parts: Sequence[Part]) -> torch.Tensor:
+        """-> float32 [tokens wanted, vocabulary], in the parts' order."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        places: list[int] = []  # of a token's KV within its sequence
+        slot_blocks: list[int] = []
+        kept: list[int] = []
+        spans: list[SequenceSpan] = []
+        for part in parts:
+            start, stop = len(token_ids), part.num_before + len(part.token_ids)
+            blocks = self._index(part.blocks[: -(-stop // self._block_size)])
+            spans.append(SequenceSpan(start, len(part.token_ids), stop, blocks))
+            kept += [start + row for row in part.wanted]
+            token_ids += part.token_ids
+            positions += range(part.first_position, part.first_position + len(part.token_ids))
+            places += range(part.num_before, stop)
+            slot_blocks += [part.blocks[place // self._block_size] for place in range(part.num_before, stop)]
+        slot_offsets = self._index(places) % self._block_size
+        paged = PagedStep(self._memory, self._index(slot_blocks), slot_offsets, tuple(spans))
+        output = self._model(
+            input_ids=self._index(token_ids).unsqueeze(0),
+            position_ids=self._index(positions).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=self._index(kept),
+            paged=paged,
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._memory.device)
