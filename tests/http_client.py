@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import httptools
 
@@ -26,6 +27,12 @@ class Response:
         decoded = json.loads(self.body)
         assert isinstance(decoded, dict)
         return decoded
+
+    def list_of(self, name: str) -> list[dict[str, Any]]:
+        """A member that is a list of objects."""
+        items = self.json()[name]
+        assert isinstance(items, list)
+        return items
 
     def error(self) -> dict[str, str]:
         """OpenAI's error object, in which nothing is missing."""

@@ -36,9 +36,10 @@ class ChatStream:
         self._frame = ChunkWriter(
             body, self._usage, answer_id=self.id, kind="chat.completion.chunk", created=created, model=request.model
         )
-        self._logprobs = ChatLogprobs(tokenizer) if body.logprobs else None
+        self._logprobs = ChatLogprobs(tokenizer, body.tokens_as_ids) if body.logprobs else None
         self._returns_ids = bool(body.return_token_ids)
         self._shows_every_token = bool(body.logprobs or body.return_token_ids or body.has_continuous_usage)
+        self._echo = body.echoed_events()
         self._opened: set[int] = set()
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
@@ -55,14 +56,15 @@ class ChatStream:
     def _event(self, delta: ChoiceDelta) -> bytes:
         is_first = delta.index not in self._opened
         read = self._readers[delta.index].read(delta)
-        has_news = read.events or delta.finish_reason or (self._shows_every_token and delta.token_ids)
+        events = [*self._echo, *read.events] if is_first else read.events
+        has_news = events or delta.finish_reason or (self._shows_every_token and delta.token_ids)
         if not (has_news or is_first):
             return b""  # tokens that mean nothing yet
         self._opened.add(delta.index)
         choice = b'{"index":%d,"delta":{%s%s},"logprobs":%s,%s%s}' % (
             delta.index,
             b'"role":"assistant",' if is_first else b"",
-            delta_members(read.events),
+            delta_members(events),
             self._logprobs_of(delta),
             finish_members(read.finish_reason, delta.matched_stop),
             b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b"",
@@ -91,7 +93,7 @@ class ChatResponse:
         self._tokenizer = tokenizer
         self._usage = AnswerUsage(self.requests)
         self._choices = [CollectedChoice() for _ in range(request.n)]
-        self._messages = [CollectedMessage() for _ in range(request.n)]
+        self._messages = [CollectedMessage(body.echoed_events()) for _ in range(request.n)]
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
@@ -127,7 +129,7 @@ class ChatResponse:
     def _choice(self, index: int, choice: CollectedChoice) -> bytes:
         logprobs: object = None
         if self._body.logprobs:
-            content = ChatLogprobs(self._tokenizer).content(choice.token_ids, choice.logprobs)
+            content = ChatLogprobs(self._tokenizer, self._body.tokens_as_ids).content(choice.token_ids, choice.logprobs)
             logprobs = {"content": content, "refusal": None}
         return b'{"index":%d,"message":%s,"logprobs":%s,%s%s}' % (
             index,

@@ -8,6 +8,7 @@ from master.edge.fields.nesting import check_nesting
 from master.edge.fields.sampling import with_sampling
 from master.edge.fields.tools import ToolUse, read_tool_use
 from master.errors import invalid
+from master.parsing.events import ContentDelta, Event
 from protos.option import Api
 from protos.sampling_messages import SamplingOptions
 
@@ -48,6 +49,7 @@ class ChatBody(CompletionFields, frozen=True, kw_only=True):
     tools: list[dict[str, object]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: str | None = None
     max_completion_tokens: int | None = None
@@ -68,6 +70,14 @@ class ChatBody(CompletionFields, frozen=True, kw_only=True):
         if not self.messages:
             raise invalid("messages", "messages is empty; a chat needs at least one message")
         return [_template_message(f"messages[{index}]", message) for index, message in enumerate(self.messages)]
+
+    def echoed_events(self) -> list[Event]:
+        """With `echo` an answer begins with the last message, if that is the assistant's."""
+        last = self.messages[-1] if self.messages else None
+        if not self.echo or last is None or last.role != "assistant":
+            return []
+        parts = [last.content] if isinstance(last.content, str) else [part.text or "" for part in last.content or ()]
+        return [ContentDelta("".join(parts))]
 
     def tool_use(self) -> ToolUse:
         """Raises ServingError naming what is wrong, and for the old functions."""

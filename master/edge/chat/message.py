@@ -15,8 +15,7 @@ def delta_members(events: Sequence[Event]) -> bytes:
             return NO_NEWS
         case [ContentDelta(text)]:
             return b'"content":' + encode(text)
-    message = CollectedMessage()
-    message.add(events)
+    message = CollectedMessage(events)
     members: dict[str, object] = {}
     if message.content:
         members["content"] = message.content
@@ -30,10 +29,11 @@ def delta_members(events: Sequence[Event]) -> bytes:
 class CollectedMessage:
     """Of a whole answer, or of what one output adds to it. `calls` are by their number."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Sequence[Event] = ()) -> None:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self.calls: dict[int, _Call] = {}
+        self.add(events)
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:

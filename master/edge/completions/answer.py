@@ -89,7 +89,7 @@ class CompletionStream:
         logprobs = CompletionLogprobs()
         if index not in self._writers:
             self._writers[index] = self._prompts[prompt].open_logprobs(
-                logprobs, self._prompt_logprobs.get(prompt, ()), self._tokenizer
+                logprobs, self._prompt_logprobs.get(prompt, ()), self._tokenizer, self._body.tokens_as_ids
             )
         self._writers[index].write(logprobs, delta.token_ids, delta.logprobs)
         return encode(logprobs)
@@ -146,7 +146,9 @@ class CompletionResponse:
         logprobs: CompletionLogprobs | None = None
         if self._asked.get("logprobs") is not None:
             logprobs = CompletionLogprobs()
-            writer = echoed.open_logprobs(logprobs, self._prompt_logprobs[prompt], self._tokenizer)
+            writer = echoed.open_logprobs(
+                logprobs, self._prompt_logprobs[prompt], self._tokenizer, self._body.tokens_as_ids
+            )
             writer.write(logprobs, choice.token_ids, choice.logprobs)
         extensions = b""
         if self._asked.get("prompt_logprobs") is not None:

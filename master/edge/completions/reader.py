@@ -55,5 +55,5 @@ class CompletionReader:
         request = await self._service.build_request(ids, options)
         text = ""
         if body.echo:
-            text = prompt if isinstance(prompt, str) else tokenizer.decode(ids, request.skip_special_tokens)
-        return CompletionPrompt(request, text, is_echoed=bool(body.echo))
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(ids, skip_special_tokens=False)
+        return CompletionPrompt(request, text, is_echoed=bool(body.echo), was_text=isinstance(prompt, str))

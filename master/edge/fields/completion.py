@@ -24,7 +24,12 @@ class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True)
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     timeline: bool | None = None
+
+    @property
+    def tokens_as_ids(self) -> bool:
+        return bool(self.return_tokens_as_token_ids)
 
     @property
     def includes_usage(self) -> bool:

@@ -1,10 +1,11 @@
-"""The many spellings of "the output must match this": response_format, guided_*, structured_outputs."""
+"""The many spellings of "the output must match this": response_format, guided_*, structured_outputs, SGLang's."""
 
 import msgspec
 
 from master.edge.fields.nesting import check_nesting
 from master.edge.fields.unsupported import UnsupportedFields
 from master.errors import invalid
+from master.grammar.ebnf import lark_of_ebnf
 from protos.sampling_messages import Grammar, GrammarKind
 
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
@@ -37,6 +38,9 @@ class GrammarFields(UnsupportedFields, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     def grammar(self) -> tuple[str, Grammar] | None:
         """(field that asks, what for). Raises ServingError if the schema is no JSON, or if more than one field asks."""
@@ -52,6 +56,9 @@ class GrammarFields(UnsupportedFields, frozen=True, kw_only=True):
             "structured_outputs.choice": _of_choices("structured_outputs.choice", wanted.choice),
             "structured_outputs.grammar": _of_text(GrammarKind.LARK, wanted.grammar),
             "structured_outputs.json_object": ANY_OBJECT if wanted.json_object else None,
+            "json_schema": _of_schema("json_schema", self.json_schema),
+            "regex": _of_text(GrammarKind.REGEX, self.regex),
+            "ebnf": _of_ebnf(self.ebnf),
         }
         asked = {field: grammar for field, grammar in grammars.items() if grammar is not None}
         if len(asked) > 1:
@@ -97,6 +104,15 @@ def _of_choices(field: str, choices: list[str] | None) -> Grammar | None:
     if not choices:
         raise invalid(field, f"{field} is empty; it must have at least one choice")
     return Grammar(GrammarKind.CHOICE, choices=tuple(choices))
+
+
+def _of_ebnf(text: str | None) -> Grammar | None:
+    if text is None:
+        return None
+    try:
+        return Grammar(GrammarKind.LARK, lark_of_ebnf(text))
+    except ValueError as error:
+        raise invalid("ebnf", f"ebnf cannot be used: {error}") from error
 
 
 def _of_text(kind: GrammarKind, text: str | None) -> Grammar | None:

@@ -15,8 +15,9 @@ LOWEST_LOGPROB = -9999.0
 class ChatLogprobs:
     """OpenAI's chat form: `{"content": [{"token", "logprob", "bytes", "top_logprobs"}], "refusal": null}`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokens_as_ids: bool) -> None:
         self._tokenizer = tokenizer
+        self._tokens_as_ids = tokens_as_ids
 
     def content(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, object]]:
         return [
@@ -27,7 +28,7 @@ class ChatLogprobs:
 
     def _token(self, token_id: int, logprob: float | None) -> dict[str, object]:
         return {
-            "token": self._tokenizer.token_text(token_id),
+            "token": id_name(token_id) if self._tokens_as_ids else self._tokenizer.token_text(token_id),
             "logprob": _finite(logprob),
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
@@ -43,12 +44,21 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobsWriter:
-    """Of one choice, in order. The texts before it are the prompt's where that is echoed."""
+    """Writes tokens in order. `prompt_tail_ids` and `num_characters` of text come before them."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_tail_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        tokens_as_ids: bool,
+        num_characters: int = 0,
+    ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tail_ids, skip_special_tokens)
-        self._num_characters = 0
+        self._tokens_as_ids = tokens_as_ids
+        self._num_characters = num_characters
 
     def write(self, into: CompletionLogprobs, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         for token_id, entry in zip(token_ids, logprobs, strict=False):
@@ -67,11 +77,18 @@ class CompletionLogprobsWriter:
 
     def _name(self, token_id: int) -> str:
         """Part of a character is named by its bytes, as OpenAI does; as U+FFFD all such tokens would look the same."""
+        if self._tokens_as_ids:
+            return id_name(token_id)
         token = self._tokenizer.token_bytes(token_id)
         try:
             return token.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def id_name(token_id: int) -> str:
+    """What vLLM calls a token whose text may not be its own."""
+    return f"token_id:{token_id}"
 
 
 def prompt_logprobs(tokenizer: Tokenizer, prompt_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[object]:

@@ -101,6 +101,39 @@ async def test_token_ids_of_prompt_and_choices_are_returned_when_asked(edge: Htt
     ]
 
 
+async def test_tokens_are_named_by_their_ids_when_asked(edge: HttpEdge) -> None:
+    """A6"""
+    options = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    (choice,) = (await edge.client.post(PATH, messages=HI, **options)).list_of("choices")
+    content = choice["logprobs"]["content"]
+    assert [token["token"] for token in content] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert content[0]["top_logprobs"][1]["token"] == "token_id:10"
+    *chunks, _ = await edge.client.stream(PATH, messages=HI, **options)
+    streamed = [json.loads(chunk)["choices"][0]["logprobs"] for chunk in chunks]
+    assert [token for part in streamed if part is not None for token in part["content"]] == content
+
+
+CONTINUED = [*HI, {"role": "assistant", "content": [{"type": "text", "text": "So: "}]}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "echo", "opening"), [(CONTINUED, True, "So: "), (CONTINUED, False, ""), (HI, True, "")]
+)
+async def test_an_answer_begins_with_the_message_it_continues_when_asked(
+    edge: HttpEdge, messages: list[object], echo: bool, opening: str
+) -> None:
+    """A6"""
+    options = {"messages": messages, "echo": echo, "continue_final_message": messages is CONTINUED, "n": 2}
+    choices = (await edge.client.post(PATH, **options)).list_of("choices")
+    assert [choice["message"]["content"] for choice in choices] == [opening + REPLY] * 2
+    *chunks, _ = await edge.client.stream(PATH, **options)
+    texts = ["", ""]
+    for chunk in chunks:
+        for streamed in json.loads(chunk)["choices"]:
+            texts[streamed["index"]] += streamed["delta"]["content"]
+    assert texts == [opening + REPLY] * 2
+
+
 async def test_prompt_logprobs_are_one_a_prompt_token(edge: HttpEdge) -> None:
     answer = (await edge.client.post(PATH, messages=HI, prompt_logprobs=1)).json()
     ranked = answer["prompt_logprobs"]
@@ -237,6 +270,9 @@ async def test_each_spelling_of_a_grammar_reaches_the_request(edge: HttpEdge) ->
         ({"structured_outputs": {"choice": ["a"]}}, Grammar(GrammarKind.CHOICE, choices=("a",))),
         ({"structured_outputs": {"grammar": "start: X"}}, Grammar(GrammarKind.LARK, "start: X")),
         ({"structured_outputs": {"json_object": True}}, any_object),
+        ({"json_schema": '{"type":"string"}'}, Grammar(GrammarKind.JSON_SCHEMA, '{"type":"string"}')),
+        ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"ebnf": 'root ::= "a"'}, Grammar(GrammarKind.LARK, '%llguidance {}\n\nstart: "a"\n')),
     ]
     for fields, grammar in spellings:
         assert (await edge.client.post(PATH, messages=HI, **fields)).status == 200

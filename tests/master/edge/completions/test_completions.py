@@ -116,6 +116,36 @@ async def test_an_echoed_prompt_of_ids_is_decoded(edge: HttpEdge) -> None:
     assert [json.loads(chunk)["choices"][0]["text"] for chunk in chunks] == ["hi 你H", "e"]
 
 
+async def test_an_echo_of_ids_is_the_prompt_as_given(edge: HttpEdge) -> None:
+    """A9: with its special tokens, streamed too; the offsets count them."""
+    bos, *ids = 0, *edge.service.tokenizer.encode("hi", add_special_tokens=False)
+    asked = {"prompt": [bos, *ids, bos], "echo": True, "logprobs": 0, "max_tokens": 2}
+    (choice,) = (await edge.client.post(PATH, **asked)).list_of("choices")
+    assert choice["text"] == "<s>hi<s>He"
+    assert choice["logprobs"]["tokens"] == ["<s>", "h", "i", "<s>", "H", "e"]
+    assert choice["logprobs"]["text_offset"] == [0, 3, 4, 5, 8, 9]
+    *chunks, _ = await edge.client.stream(PATH, **asked)
+    streamed = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    assert "".join(part["text"] for part in streamed) == choice["text"]
+    offsets = [offset for part in streamed for offset in part["logprobs"]["text_offset"]]
+    assert offsets == choice["logprobs"]["text_offset"]
+
+
+async def test_tokens_are_named_by_their_ids_when_asked(edge: HttpEdge) -> None:
+    """A6"""
+    asked = {"prompt": "hi", "echo": True, "logprobs": 1, "max_tokens": 1, "return_tokens_as_token_ids": True}
+    (choice,) = (await edge.client.post(PATH, **asked, return_token_ids=True)).list_of("choices")
+    ids = [f"token_id:{token_id}" for token_id in (*choice["prompt_token_ids"], *choice["token_ids"])]
+    assert choice["logprobs"]["tokens"] == ids
+    assert choice["logprobs"]["top_logprobs"][-1] == {ids[-1]: -1, "token_id:10": -3}
+    assert choice["text"] == "hiH"
+
+
+async def test_a_seed_may_be_negative(edge: HttpEdge) -> None:
+    assert (await edge.client.post(PATH, prompt="hi", seed=-5)).status == 200
+    assert edge.service.requests[0].sampling.seed == -5
+
+
 async def test_the_best_of_several_have_the_best_mean_logprob(edge: HttpEdge) -> None:
     answer = (await edge.client.post(PATH, prompt="hi", best_of=4, n=2, max_tokens=3, return_token_ids=True)).json()
     assert edge.service.requests[0].n == 4 and edge.service.requests[0].sampling.logprobs == 0

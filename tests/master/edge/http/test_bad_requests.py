@@ -145,7 +145,6 @@ async def test_what_would_change_the_answer_is_not_ignored(edge: HttpEdge) -> No
         "modalities": ["text", "audio"],
         "web_search_options": {"search_context_size": "low"},
         "use_beam_search": True,
-        "regex": "a+",
         "allowed_token_ids": [1],
         "lora_path": "x",
     }
@@ -153,7 +152,13 @@ async def test_what_would_change_the_answer_is_not_ignored(edge: HttpEdge) -> No
         await assert_refused(edge, field, **{field: value})
     response = await edge.client.post("/v1/completions", prompt="hi", use_beam_search=True)
     assert (response.status, response.error()["param"]) == (400, "use_beam_search")
-    asks_nothing = {"use_beam_search": False, "regex": None, "allowed_token_ids": [], "modalities": ["text"]}
+    asks_nothing = {
+        "use_beam_search": False,
+        "regex": None,
+        "allowed_token_ids": [],
+        "modalities": ["text"],
+        "thinking_token_budget": -1,
+    }
     assert (await edge.client.post(PATH, messages=HI, **asks_nothing)).status == 200
 
 
@@ -162,6 +167,8 @@ async def test_grammars_that_contradict_or_are_no_json_are_refused(edge: HttpEdg
     await assert_refused(edge, "structured_outputs.choice", structured_outputs={"regex": "a", "choice": ["a"]})
     await assert_refused(edge, "guided_json", guided_json="{")
     await assert_refused(edge, "guided_choice", guided_choice=[])
+    for ebnf in ("", "root", "root ::= other", "root ::= [a-", "root ::= " + "(" * 3000, "x" * 4097):
+        assert "cannot be used" in await assert_refused(edge, "ebnf", ebnf=ebnf)
     await assert_refused(edge, "response_format", response_format={"type": "xml"})
     await assert_refused(edge, "response_format", response_format={"type": "json_schema"})
     await assert_refused(edge, "response_format", response_format={"type": "json_schema", "json_schema": {}})
