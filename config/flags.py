@@ -48,27 +48,47 @@ class Declaration(Generic[T]):
     group: str
     unit: str | None
     check: Callable[[T], None] | None
+    is_hidden: bool
 
 
 @overload
 def flag(
-    default: None, help: str, *, group: str, unit: str | None = None, check: Callable[[T], None] | None = None
+    default: None,
+    help: str,
+    *,
+    group: str,
+    unit: str | None = None,
+    check: Callable[[T], None] | None = None,
+    is_hidden: bool = False,
 ) -> T | None: ...
 @overload
 def flag(
-    default: T, help: str, *, group: str, unit: str | None = None, check: Callable[[T], None] | None = None
+    default: T,
+    help: str,
+    *,
+    group: str,
+    unit: str | None = None,
+    check: Callable[[T], None] | None = None,
+    is_hidden: bool = False,
 ) -> T: ...
 def flag(
-    default: T | None, help: str, *, group: str, unit: str | None = None, check: Callable[[T], None] | None = None
+    default: T | None,
+    help: str,
+    *,
+    group: str,
+    unit: str | None = None,
+    check: Callable[[T], None] | None = None,
+    is_hidden: bool = False,
 ) -> T | None:
     """Declares a dataclass field as a flag; its annotation says which values it takes (config/value.py).
 
     unit: shown in the help; with BYTES an int also takes sizes such as 4GiB.
     check: raises ValueError saying what the value must be; it is not called for None.
+    is_hidden: --help says nothing about it.
     """
     if check is not None and default is not None:
         check(default)
-    return field(default=default, metadata={Declaration: Declaration(help, group, unit, check)})
+    return field(default=default, metadata={Declaration: Declaration(help, group, unit, check, is_hidden)})
 
 
 def parse(
@@ -185,7 +205,7 @@ def _parser(flags: Iterable[_Flag], prog: str, description: str, version: str) -
             metavar=one.kind.placeholder(),
             nargs="?" if one.is_bool else None,
             const="true" if one.is_bool else None,
-            help=one.help().replace("%", "%%"),
+            help=argparse.SUPPRESS if one.declaration.is_hidden else one.help().replace("%", "%%"),
         )
     return parser
 

@@ -15,6 +15,7 @@ from protos.session_messages import Role
 from registry.etcd.flags import EtcdFlags
 from serving.cluster_flags import ClusterFlags
 from serving.server_tls import ServerTls, server_tls
+from worker.faults.plan import FaultPlan
 
 TRANSPORT_NAMES = tuple(transport.name for transport in TRANSPORTS)
 
@@ -28,6 +29,10 @@ class DType(Enum):
 
 def _address(value: str) -> None:
     split_host_port(value)
+
+
+def _faults(values: tuple[str, ...]) -> None:
+    FaultPlan.parse(values)
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,9 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     )
     heartbeat_timeout_s: float = flag(
         5.0, "A master silent for this long is gone", group="Operation", unit="s", check=checks.more_than(1.0)
+    )
+    inject_faults: tuple[str, ...] = flag(
+        (), "Faults to suffer, as in worker/faults/plan.py", group="Operation", check=_faults, is_hidden=True
     )
     log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
 

@@ -1,6 +1,7 @@
 """The command `pdserve-worker`."""
 
 import asyncio
+import logging
 import os
 import sys
 from importlib.metadata import version
@@ -12,6 +13,9 @@ from config.flags import FlagError, fail, parse
 from config.log_setup import log_to_stderr
 from serving.stop_signal import StopSignal
 from worker.config import WorkerConfig
+from worker.faults.plan import FaultPlan
+
+logger = logging.getLogger(__name__)
 
 PROG = "pdserve-worker"
 
@@ -40,8 +44,11 @@ async def _run(config: WorkerConfig) -> None:
 
     stop = StopSignal()
     advertise_host = config.advertise_host or free_of_wildcard(config.host)
-    engine = await asyncio.to_thread(assemble, config, advertise_host)
-    await Worker(config, engine).run(stop)
+    faults = FaultPlan.parse(config.inject_faults)
+    if config.inject_faults:
+        logger.warning("faults are injected: %s", ", ".join(config.inject_faults))
+    engine = await asyncio.to_thread(assemble, config, advertise_host, faults)
+    await Worker(config, engine, faults).run(stop)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from protos.session_messages import (
     Welcome,
 )
 from protos.session_pb2_grpc import WorkerServicer
+from worker.faults.messages import MessageFaults
 from worker.legs.leg_life import Legs
 from worker.master_link import MasterLink
 
@@ -44,12 +45,14 @@ class SessionService(WorkerServicer):
         load: Callable[[], LoadReport],
         drain: Callable[[], None],
         master_timeout_s: float,
+        faults: MessageFaults | None = None,
     ) -> None:
         self._legs = legs
         self._welcome = welcome
         self._load = load
         self._drain = drain
         self._master_timeout_s = master_timeout_s
+        self._faults = faults
         self.num_sessions = 0
 
     async def Session(self, request_iterator: object, context: Context) -> None:
@@ -82,15 +85,19 @@ class SessionService(WorkerServicer):
 
     async def _report(self, context: Context, link: MasterLink) -> None:
         """Send welcome, what the legs deliver, and the load at least every LOAD_INTERVAL_S."""
-        await _write(context, self._welcome())
+        await self._write(context, self._welcome())
         loop = asyncio.get_running_loop()
         next_load_s = loop.time()
         while True:
             if loop.time() >= next_load_s:
-                await _write(context, self._load())
+                await self._write(context, self._load())
                 next_load_s = loop.time() + LOAD_INTERVAL_S
             for message in await link.take(next_load_s - loop.time()):
-                await _write(context, message)
+                await self._write(context, message)
+
+    async def _write(self, context: Context, message: ToMaster) -> None:
+        if self._faults is None or await self._faults.lets_pass():
+            await context.write(encode_to_master(message))
 
     async def _obey(self, context: Context, link: MasterLink) -> None:
         """Returns when the master left. Raises what `_read` does, ValueError also for a second hello."""
@@ -134,7 +141,3 @@ async def _tell_why(context: Context, reader: "asyncio.Task[None]", writer: "asy
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(problem))
         elif problem is not None:
             raise problem
-
-
-async def _write(context: Context, message: ToMaster) -> None:
-    await context.write(encode_to_master(message))

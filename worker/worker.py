@@ -26,6 +26,8 @@ from serving.http_server import HttpServer
 from serving.stop_signal import StopSignal
 from worker.config import WorkerConfig
 from worker.engines.compute_engine import ComputeEngine
+from worker.faults.messages import MessageFaults
+from worker.faults.plan import NO_FAULTS, FaultPlan
 from worker.http_app import create_app
 from worker.legs.leg_life import Legs
 from worker.metrics import render_metrics
@@ -46,9 +48,10 @@ class EngineDied(RuntimeError):
 class Worker:
     """`engine` is not started yet; `run` starts and stops it."""
 
-    def __init__(self, config: WorkerConfig, engine: ComputeEngine) -> None:
+    def __init__(self, config: WorkerConfig, engine: ComputeEngine, faults: FaultPlan = NO_FAULTS) -> None:
         self._config = config
         self._engine = engine
+        self._message_faults = None if faults.session is None else MessageFaults(faults.session)
         self._legs = Legs(engine)
         self._keys = config.cluster_keys()
         self._tls = config.master_tls()
@@ -67,6 +70,7 @@ class Worker:
             load=self._load,
             drain=self._begin_drain,
             master_timeout_s=config.heartbeat_timeout_s,
+            faults=self._message_faults,
         )
         rpc = RpcServer(
             sessions,

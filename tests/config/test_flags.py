@@ -280,6 +280,22 @@ def test_help_shows_groups_defaults_units_and_variables(
         assert f"env PDSERVE_{name.upper()})" in text
 
 
+@dataclass(frozen=True)
+class Probed:
+    port: int = flag(8010, "HTTP port", group="Network")
+    probe: str = flag("", "For tests", group="Network", is_hidden=True)
+
+
+def test_a_hidden_flag_works_and_is_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"prog": "p", "description": "", "version": "1"}
+    assert parse(Probed, ["--probe=x"], environ={}, **settings).probe == "x"
+    assert parse(Probed, [], environ={"PDSERVE_PROBE": "y"}, **settings).probe == "y"
+    with pytest.raises(SystemExit):
+        parse(Probed, ["--help"], environ={}, **settings)
+    shown = capsys.readouterr().out
+    assert "--port" in shown and "probe" not in shown.lower()
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         read("--version")

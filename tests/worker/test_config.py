@@ -21,3 +21,13 @@ def test_transports_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -
     for wrong in ("rdma", "tcp,rdma", ""):
         with pytest.raises(FlagError, match="transports"):
             parsed(f"--transports={wrong}")
+
+
+def test_faults_are_read_at_start_and_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ("step.raise@1+", "transfer.close@3")
+    assert parsed(f"--inject_faults={','.join(texts)}").inject_faults == texts
+    with pytest.raises(FlagError, match=r"inject_faults: 'step\.fly@1' names no action of delay, raise, nan"):
+        parsed("--inject_faults=step.fly@1")
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    assert "inject_faults" not in capsys.readouterr().out

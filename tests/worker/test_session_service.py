@@ -35,6 +35,8 @@ from protos.session_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from tests.cluster import eventually
 from tests.worker.engines.torch.engine_rig import GREEDY, HOST, Node, Outcome
 from tests.worker.engines.torch.reference import prompt
+from worker.faults.messages import MessageFaults
+from worker.faults.plan import Fault, FaultPoint
 from worker.session_service import SessionService
 
 LIMIT_S = 20.0
@@ -46,7 +48,7 @@ Call = grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]
 class Served:
     """A session service on a free port. Its `welcome` and `load` name numbers of their own."""
 
-    def __init__(self, node: Node, master_timeout_s: float) -> None:
+    def __init__(self, node: Node, master_timeout_s: float, faults: MessageFaults | None = None) -> None:
         self.num_drains = 0
         self.node = node
         self.sessions = SessionService(
@@ -55,6 +57,7 @@ class Served:
             load=lambda: node.engine.load,
             drain=self._drain,
             master_timeout_s=master_timeout_s,
+            faults=faults,
         )
         self._server = grpc.aio.server()
         add_WorkerServicer_to_server(self.sessions, self._server)
@@ -354,3 +357,29 @@ async def test_a_master_that_neither_reads_nor_writes_is_dropped(llama: Node) ->
         await asyncio.to_thread(llama.quiesce)
         mine.call.cancel()
     await served.close()
+
+
+@asynccontextmanager
+async def faulty_session(llama: Node, *texts: str) -> AsyncIterator[tuple[Served, Session]]:
+    served = Served(llama, LIMIT_S, MessageFaults(FaultPoint(Fault.parse(text) for text in texts)))
+    await served.start()
+    async with session(served) as mine:
+        yield served, mine
+    await served.close()
+
+
+async def test_messages_get_lost_when_that_is_asked_for(llama: Node) -> None:
+    async with faulty_session(llama, "session.drop@2", "session.drop@3") as (_, mine):
+        await mine.write(whole(1))
+        while not mine.num_steps:
+            mine._take(await mine.read())
+        assert mine.snapshots == []  # load and snapshot are the second and the third
+
+
+async def test_a_session_that_is_cut_at_a_message_leaves_nothing_behind(llama: Node) -> None:
+    async with faulty_session(llama, "session.delay=0.001@1+", "session.close@5") as (served, mine):
+        await mine.write(whole(1, sampling=dataclasses.replace(GREEDY, max_tokens=500)))
+        code, _ = await mine.status()
+        assert code is grpc.StatusCode.UNKNOWN
+        await until(lambda: served.sessions.num_sessions == 0)
+        await asyncio.to_thread(llama.quiesce)

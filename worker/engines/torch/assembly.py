@@ -12,16 +12,19 @@ from worker.config import WorkerConfig
 from worker.engines.compute_engine import EngineIdentity
 from worker.engines.limits import EngineLimits
 from worker.engines.torch.engine import TorchEngine
+from worker.engines.torch.faulty_runner import FaultyRunner
 from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.loader import load_model
-from worker.engines.torch.runner import ModelRunner
+from worker.engines.torch.runner import ModelRunner, StepRunner
 from worker.engines.torch.scheduler import Scheduler
 from worker.engines.torch.self_check import check_model
+from worker.faults.frames import FrameFaults
+from worker.faults.plan import NO_FAULTS, FaultPlan
 
 
-def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
+def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_FAULTS) -> TorchEngine:
     """An engine that is not started yet: loads the model and starts the transfer port.
 
     Raises FlagError naming what cannot be used.
@@ -41,32 +44,7 @@ def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
     if num_blocks < 1:
         raise FlagError("max_memory", f"{config.max_memory} bytes hold no block of {layout.block_bytes} bytes")
     memory = PoolMemory(layout, num_blocks, device)
-    keys = config.cluster_keys()
-    secrets = [] if keys is None else [key.encode() for key in keys.all]
-    server = TransferServer(
-        memory,
-        layout.fingerprint(),
-        config.host,
-        config.transfer_listen_port,
-        advertise_host=advertise_host,
-        lease_s=config.kv_lease_s,
-        max_connections=config.max_exports,
-        secrets=secrets,
-    )
-    try:
-        server.start()
-    except OSError as error:
-        raise FlagError("transfer_listen_port", f"{config.transfer_listen_port}: {error.strerror or error}") from error
-    secret = secrets[0] if secrets else None
-    client = TransferClient(
-        memory,
-        layout.fingerprint(),
-        transports=named(config.transports),
-        connect_timeout_s=config.transfer_connect_timeout_s,
-        silence_timeout_s=config.transfer_silence_timeout_s,
-        secret=secret,
-    )
-    port = KvPort(server, client, config.max_num_seqs)
+    port = _transfer_port(config, advertise_host, memory, faults)
     pool = BlockPool(num_blocks, config.enable_prefix_cache)
     scheduler = Scheduler(
         pool,
@@ -84,14 +62,51 @@ def assemble(config: WorkerConfig, advertise_host: str) -> TorchEngine:
         max_queued=config.max_queued,
         max_exports=config.max_exports,
     )
+    runner: StepRunner = ModelRunner(loaded, memory)
+    if faults.step is not None:
+        runner = FaultyRunner(runner, faults.step)
     return TorchEngine(
-        ModelRunner(loaded, memory),
+        runner,
         scheduler,
         port,
         Grammars(config.model, loaded.eos_ids),
         identity=EngineIdentity(loaded.served, layout.fingerprint(), port.address),
         limits=limits,
     )
+
+
+def _transfer_port(config: WorkerConfig, advertise_host: str, memory: PoolMemory, faults: FaultPlan) -> KvPort:
+    """Started. Raises FlagError when its address cannot be had."""
+    layout = memory.layout.fingerprint()
+    keys = config.cluster_keys()
+    secrets = [] if keys is None else [key.encode() for key in keys.all]
+    tap = None if faults.transfer is None else FrameFaults(faults.transfer)
+    server = TransferServer(
+        memory,
+        layout,
+        config.host,
+        config.transfer_listen_port,
+        advertise_host=advertise_host,
+        lease_s=config.kv_lease_s,
+        max_connections=config.max_exports,
+        secrets=secrets,
+        tap=tap,
+    )
+    try:
+        server.start()
+    except OSError as error:
+        raise FlagError("transfer_listen_port", f"{config.transfer_listen_port}: {error.strerror or error}") from error
+    secret = secrets[0] if secrets else None
+    client = TransferClient(
+        memory,
+        layout,
+        transports=named(config.transports),
+        connect_timeout_s=config.transfer_connect_timeout_s,
+        silence_timeout_s=config.transfer_silence_timeout_s,
+        secret=secret,
+        tap=tap,
+    )
+    return KvPort(server, client, config.max_num_seqs)
 
 
 def _max_context(config: WorkerConfig, loaded: LoadedModel) -> int:

@@ -31,7 +31,7 @@ from worker.engines.limits import EngineLimits
 from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.groups import SequenceGroups
 from worker.engines.torch.kv_transfer import KvPort
-from worker.engines.torch.runner import ModelRunner, StepLogits
+from worker.engines.torch.runner import StepLogits, StepRunner
 from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
 from worker.engines.torch.scheduler import Chunk, Scheduler, StepBatch
 from worker.engines.torch.sequence import Phase, Sequence
@@ -47,7 +47,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: StepRunner,
         scheduler: Scheduler,
         port: KvPort,
         grammars: Grammars,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -23,13 +24,21 @@ class StepLogits:
     prompt: dict[int, torch.Tensor]
 
 
+class StepRunner(Protocol):
+    """What the engine needs of a model."""
+
+    def step(self, chunks: Items[Chunk]) -> StepLogits:
+        """Compute the chunks: their KV goes into their sequences' blocks. Leaves the sequences unchanged."""
+
+    def copy_block(self, source: int, destination: int) -> None: ...
+
+
 class ModelRunner:
     def __init__(self, loaded: LoadedModel, memory: PoolMemory) -> None:
         self._forward = PagedForward(loaded.model, memory)
         self._memory = memory
 
     def step(self, chunks: Items[Chunk]) -> StepLogits:
-        """Compute the chunks: their KV goes into their sequences' blocks. Leaves the sequences unchanged."""
         parts = [_part(chunk) for chunk in chunks]
         return _split(self._forward.run(parts), chunks, [len(part.wanted) for part in parts])
 

@@ -19,6 +19,9 @@ from tests.cluster import eventually
 from tests.worker.engines.torch.reference import prompt
 from worker.config import WorkerConfig
 from worker.engines.torch.assembly import assemble
+from worker.engines.torch.faulty_runner import FaultyRunner
+from worker.engines.torch.runner import ModelRunner
+from worker.faults.plan import NO_FAULTS, FaultPlan
 from worker.legs.leg_life import Legs
 
 HOST = "127.0.0.1"
@@ -105,8 +108,14 @@ class Master:
             self.cached ^= {event.hash}
 
     def deliver_cache_snapshot(self, hashes: Sequence[bytes]) -> None:
-        self.cached = set(hashes)
-        self.num_snapshots += 1
+        with self._changed:
+            self.cached = set(hashes)
+            self.num_snapshots += 1
+            self._changed.notify_all()
+
+    def wait_for_snapshot(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.num_snapshots > 0, PATIENCE_S), "no snapshot in time"
 
     def on_update(self, react: Callable[[LegUpdate], None]) -> None:
         self._react = react
@@ -150,7 +159,7 @@ class Master:
 class Node:
     """One worker's engine with its transfer port; leaving the context checks that nothing is left behind."""
 
-    def __init__(self, model: Path, **flags: object) -> None:
+    def __init__(self, model: Path, faults: FaultPlan = NO_FAULTS, /, **flags: object) -> None:
         defaults: dict[str, object] = {
             "etcd_addr": None,
             "transfer_listen_port": 0,
@@ -158,13 +167,22 @@ class Node:
             "num_blocks": 200,
             "block_size": BLOCK_SIZE,
         }
-        self.engine = assemble(WorkerConfig(model=model, **{**defaults, **flags}), HOST)  # type: ignore[arg-type]
+        config = WorkerConfig(model=model, **{**defaults, **flags})  # type: ignore[arg-type]
+        self.engine = assemble(config, HOST, faults)
         self.legs = Legs(self.engine)
         self.pool = self.engine.pool
-        self.layout = self.engine._runner._memory.layout
+        self.layout = self.runner._memory.layout
         self.master = Master()
         self._numbers = itertools.count(1)
         self._is_running = False
+
+    @property
+    def runner(self) -> ModelRunner:
+        runner = self.engine._runner
+        if isinstance(runner, FaultyRunner):
+            runner = runner._runner
+        assert isinstance(runner, ModelRunner)
+        return runner
 
     def __enter__(self) -> Self:
         self.engine.start(self.legs)
@@ -255,7 +273,7 @@ class Node:
         """Returns when everything asked of the engine before has been done."""
         probe = Master()
         self.legs.attach(probe)
-        eventually(lambda: probe.num_snapshots == 1, "the engine gets to it")
+        probe.wait_for_snapshot()
         self.legs.detach(probe)
 
 

@@ -267,7 +267,7 @@ def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: 
     poisoned, healthy = prompt(40, 31), prompt(40, 32)
     assert poisoned[5] not in healthy
     with Node(tiny_llama) as node:
-        embedding = node.engine._runner._forward._model.get_input_embeddings().weight
+        embedding = node.runner._forward._model.get_input_embeddings().weight
         with torch.inference_mode():
             embedding[poisoned[5]] = torch.nan
         starts = [node.start(ids, dataclasses.replace(GREEDY, max_tokens=1)) for ids in (poisoned, healthy)]
