@@ -80,8 +80,15 @@ class MasterConfig(SecurityFlags, EtcdFlags):
     heartbeat_timeout_s: float = flag(
         5.0, "A worker silent for this long is lost", group="Operation", unit="s", check=checks.more_than(1.0)
     )
+    lame_duck_s: float = flag(
+        5.0,
+        "How long a master that was told to end is not ready but serves on, for balancers to notice",
+        group="Operation",
+        unit="s",
+        check=checks.at_least(0.0),
+    )
     drain_timeout_s: float = flag(
-        60.0, "How long requests may go on after SIGTERM", group="Operation", unit="s", check=checks.at_least(0.0)
+        60.0, "How long requests may go on after that", group="Operation", unit="s", check=checks.at_least(0.0)
     )
     log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
 

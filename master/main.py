@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib.metadata import version
+from typing import NoReturn
 
 import uvloop
 
@@ -10,6 +11,7 @@ from config.flags import FlagError, fail, parse
 from config.log_setup import log_to_stderr
 from master.config import MasterConfig
 from master.master import Master
+from serving.process_life import LeaveTimes, end_process, live
 from serving.stop_signal import StopSignal
 
 PROG = "pdserve-master"
@@ -32,8 +34,11 @@ def main() -> None:
         fail(PROG, error)
 
 
-async def _run(config: MasterConfig) -> None:
-    await Master(config).run(StopSignal())
+async def _run(config: MasterConfig) -> NoReturn:
+    master = Master(config)
+    times = LeaveTimes(config.drain_timeout_s, config.lame_duck_s)
+    await live(master, StopSignal(times.limit_s), times)
+    end_process()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One master process's life: read the tokenizer, bind, register, find workers, serve, drain, leave."""
+"""One master process: how its parts are put together, and the ports behind which they are asked."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Awaitable
 
 from prometheus_client import CollectorRegistry
 
@@ -17,7 +16,7 @@ from config.flags import FlagError
 from master.config import MasterConfig
 from master.dispatch.dispatcher import Dispatcher
 from master.edge.app import create_app
-from master.edge.grpc.server import GrpcServer
+from master.edge.grpc.server import client_server
 from master.edge.http.config import HttpConfig
 from master.grammar.check import GrammarCheck
 from master.master_service import MasterService
@@ -34,15 +33,17 @@ from registry.instance import MasterRecord, workers_prefix
 from registry.registration import Registration
 from registry.watcher import PrefixWatcher
 from serving.http_server import HttpServer
-from serving.stop_signal import StopSignal
+from serving.process_life import bind
 
 logger = logging.getLogger(__name__)
 
 REGISTRY_TTL_S = 6
-DRAIN_CHECK_S = 0.1
+ROUTE_WAIT_S = 5.0  # for workers that are known when a master starts
 
 
 class Master:
+    """A `ServingProcess`."""
+
     def __init__(self, config: MasterConfig) -> None:
         """Raises FlagError for a tokenizer, key or certificate that cannot be used."""
         self._config = config
@@ -83,79 +84,103 @@ class Master:
             max_context=max_context,
             request_timeout_s=config.request_timeout_s,
         )
-
-    async def run(self, stop: StopSignal) -> None:
-        """Serves until told to stop, and drained. Raises FlagError when it cannot begin."""
-        config = self._config
-        metrics = CollectorRegistry()
         http_config = HttpConfig(
             max_body_bytes=config.max_body_bytes,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
             cors_origins=config.cors_origins,
             parsers=self._parsers,
         )
-        app = create_app(self._service, http_config, metrics, keys=self._keys)
-        http = HttpServer(
+        app = create_app(self._service, http_config, CollectorRegistry(), keys=self._keys)
+        self._http = HttpServer(
             app, config.host, config.http_server_port, tls=None if self._tls is None else self._tls.context
         )
-        credentials = None if self._tls is None else self._tls.grpc_credentials()
-        rpc = GrpcServer(
+        self._rpc = client_server(
             self._service,
             config.host,
             config.rpc_server_port,
-            credentials=credentials,
+            credentials=None if self._tls is None else self._tls.grpc_credentials(),
             keys=self._keys,
             parsers=self._parsers,
         )
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._workers.close)
-            stack.push_async_callback(self._grammar_check.close)
-            await _bind("http_server_port", config.http_server_port, http.start())
-            stack.push_async_callback(http.stop, 1.0)
-            await _bind("rpc_server_port", config.rpc_server_port, rpc.start())
-            stack.push_async_callback(rpc.close, 1.0)
-            for address in config.workers:
-                self._workers.add_static(address)
-            if config.etcd_addr is not None or not config.workers:
-                await self._join_registry(stack, http.port, rpc.address.port)
-            logger.info("serving %s on %s", self._service.models()[0].id, http.url)
-            readiness = asyncio.create_task(self._log_readiness(), name="readiness")
-            stack.callback(readiness.cancel)
-            await stop.wait()
-            self._service.is_draining = True
-            await self._finish_requests(stop)
 
-    async def _join_registry(self, stack: contextlib.AsyncExitStack, http_port: int, rpc_port: int) -> None:
-        """Find workers in the registry, and be found. Raises FlagError if it can't be reached."""
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """A balancer sends requests as soon as a port is open, so the ports open when there is a route."""
+        config = self._config
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
+        stack.push_async_callback(self._workers.close)
+        stack.push_async_callback(self._grammar_check.close)
+        await bind("http_server_port", config.http_server_port, self._http.bind())
+        stack.push_async_callback(self._http.stop, 1.0)
+        await bind("rpc_server_port", config.rpc_server_port, self._rpc.bind())
+        stack.push_async_callback(self._rpc.close, 1.0)
+        for address in config.workers:
+            self._workers.add_static(address)
+        etcd = None
+        if config.etcd_addr is not None or not config.workers:
+            etcd = await self._find_workers(stack)
+        readiness = asyncio.create_task(self._log_readiness(), name="readiness")
+        stack.callback(readiness.cancel)
+        await self._first_route()
+        await bind("http_server_port", config.http_server_port, self._http.start())
+        await self._rpc.start()
+        if etcd is not None:
+            await self._register(etcd, stack)
+        logger.info("serving %s on %s", self._service.models()[0].id, self._http.url)
+
+    async def failed(self) -> None:
+        await asyncio.Event().wait()  # a master has nothing without which it could not go on
+
+    def leave(self) -> None:
+        logger.info("not ready any more: %d requests are left", self._dispatcher.num_in_flight)
+        self._service.is_leaving = True
+        self._http.leave()
+
+    async def drained(self) -> None:
+        await asyncio.gather(self._http.stop(None), self._rpc.close(self._config.drain_timeout_s))
+
+    async def _first_route(self) -> None:
+        """Returns as soon as a request would succeed, or nobody is known that could serve it; or after a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ROUTE_WAIT_S):
+                while self._workers.sessions and self._service.not_ready_reason() is not None:
+                    await self._workers.changed()
+
+    async def _find_workers(self, stack: contextlib.AsyncExitStack) -> EtcdClient:
+        """Follows the registry. Raises FlagError if it can't be read in time."""
         config = self._config
         if config.etcd_addr is not None:
             etcd_config = config.etcd_config()
         else:
-            etcd = EmbeddedEtcd(config.host, config.builtin_etcd_port)
-            await _bind("builtin_etcd_port", config.builtin_etcd_port, etcd.start())
-            stack.push_async_callback(etcd.close)
-            etcd_config = EtcdConfig(endpoints=etcd.address)
-            logger.info("the built-in registry serves on %s", etcd.address)
+            embedded = EmbeddedEtcd(config.host, config.builtin_etcd_port)
+            await bind("builtin_etcd_port", config.builtin_etcd_port, embedded.start())
+            stack.push_async_callback(embedded.close)
+            etcd_config = EtcdConfig(endpoints=embedded.address)
+            logger.info("the built-in registry serves on %s", embedded.address)
         client = await stack.enter_async_context(EtcdClient(etcd_config))
+        watcher = await stack.enter_async_context(PrefixWatcher(client, workers_prefix(config.cluster)))
+        try:
+            await watcher.listed(config.etcd_wait_s)
+        except TimeoutError as error:
+            problem = f"{etcd_config.endpoints}: could not read it within {config.etcd_wait_s:g} s"
+            raise FlagError("etcd_addr", problem) from error
+        following = asyncio.create_task(self._workers.follow(watcher), name="worker registry")
+        stack.callback(following.cancel)
+        await asyncio.sleep(0)  # it takes what was listed before it waits
+        return client
+
+    async def _register(self, etcd: EtcdClient, stack: contextlib.AsyncExitStack) -> None:
+        """Be found, as soon as the registry takes it."""
+        config = self._config
         host = config.advertise_host or free_of_wildcard(config.host)
         record = MasterRecord(
             id=self._id,
-            http_address=join_host_port(host, http_port),
-            rpc_address=join_host_port(host, rpc_port),
+            http_address=join_host_port(host, self._http.port),
+            rpc_address=join_host_port(host, self._rpc.address.port),
             incarnation=time.time_ns(),
         )
-        registration = Registration(client, config.cluster, record, ttl_s=REGISTRY_TTL_S)
+        registration = Registration(etcd, config.cluster, record, ttl_s=REGISTRY_TTL_S)
         registration.start()
         stack.push_async_callback(registration.close)
-        try:
-            await registration.registered(config.etcd_wait_s)
-        except TimeoutError as error:
-            problem = f"{etcd_config.endpoints}: could not register within {config.etcd_wait_s:g} s"
-            raise FlagError("etcd_addr", problem) from error
-        watcher = await stack.enter_async_context(PrefixWatcher(client, workers_prefix(config.cluster)))
-        following = asyncio.create_task(self._workers.follow(watcher), name="worker registry")
-        stack.callback(following.cancel)
 
     def _read_secrets_again(self) -> None:
         if self._keys is not None:
@@ -173,17 +198,6 @@ class Master:
             await self._changed.wait()
             self._changed.clear()
 
-    async def _finish_requests(self, stop: StopSignal) -> None:
-        logger.info("draining: %d requests are left", self._dispatcher.num_in_flight)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_timeout_s):
-                urged = asyncio.create_task(stop.wait_urgent())
-                try:
-                    while self._dispatcher.num_in_flight > 0 and not urged.done():
-                        await asyncio.wait([urged], timeout=DRAIN_CHECK_S)
-                finally:
-                    urged.cancel()
-
 
 def _parsers(config: MasterConfig, template: ChatTemplate) -> ParserChoice:
     """Raises FlagError for a parser that there is not."""
@@ -191,11 +205,3 @@ def _parsers(config: MasterConfig, template: ChatTemplate) -> ParserChoice:
         return choose_parsers(config.tool_call_parser, config.reasoning_parser, template.source)
     except ValueError as error:
         raise FlagError(None, str(error)) from error
-
-
-async def _bind(flag_name: str, port: int, start: Awaitable[None]) -> None:
-    """Raises FlagError naming the flag when the port can't be had."""
-    try:
-        await start
-    except OSError as error:
-        raise FlagError(flag_name, f"{port}: {error.strerror or error}") from error

@@ -19,7 +19,7 @@ from master.workers.session import WorkerSession
 from master.workers.workers import Workers
 from protos.session_messages import Role
 
-DRAINING = "this master is draining: it takes no new requests"
+LEAVING = "this master is about to end"
 
 
 class MasterService:
@@ -46,7 +46,7 @@ class MasterService:
         self._request_timeout_s = request_timeout_s
         created = int(time.time())
         self._cards = {name: ModelCard(name, max_context, created) for name in names}
-        self.is_draining = False
+        self.is_leaving = False
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -69,8 +69,6 @@ class MasterService:
         return card
 
     async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
-        if self.is_draining:
-            raise ServingError(ErrorKind.UNAVAILABLE, DRAINING, retry_after_s=RETRY_AFTER_S)
         request = build_generation_request(
             prompt_ids,
             options,
@@ -93,7 +91,7 @@ class MasterService:
         await self._dispatcher.cancel(request_id)
 
     def not_ready_reason(self) -> str | None:
-        return DRAINING if self.is_draining else missing_route(self._workers.views())
+        return LEAVING if self.is_leaving else missing_route(self._workers.views())
 
     def instances(self) -> Sequence[InstanceView]:
         return [

@@ -100,6 +100,7 @@ class LocalCluster:
             f"--http_server_port={self._http_port}",
             f"--rpc_server_port={self._rpc_port}",
             f"--builtin_etcd_port={self._etcd_port}",
+            "--lame_duck_s=0",  # no balancer stands before it
         ]
         if plan.served_model_name is not None:
             flags.append(f"--served_model_name={plan.served_model_name}")

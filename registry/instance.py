@@ -66,14 +66,6 @@ def decode_instance(value: bytes) -> InstanceRecord:
         raise ValueError(f"instance record: {error}") from error
 
 
-def decode_master(value: bytes) -> MasterRecord:
-    """Raises ValueError naming the field that is missing or wrong; fields of newer versions are ignored."""
-    try:
-        return msgspec.json.decode(value, type=MasterRecord)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"master record: {error}") from error
-
-
 def decode_incarnation(value: bytes) -> int:
     """The incarnation of any record, whatever its version. Raises ValueError when there is none."""
     try:

@@ -2,7 +2,9 @@
 
 Phases, in a circle until closed: seeking (no lease; tries with growing pauses) → held (record under a living lease)
 → lost (etcd says so, or has not answered for 2/3 of the TTL) → seeking, as the next incarnation.
-A newer incarnation found under the key sends it back to seeking as it is.
+
+The start of a life is news: whatever incarnation is stored then, it comes after it, also where the clock went back. A
+newer incarnation found under the key later on has superseded this life; when that one goes, this one comes after it.
 """
 
 import asyncio
@@ -46,6 +48,7 @@ class Registration:
         self._backoff = backoff or Backoff()
         self._lease: Lease | None = None
         self._newer: NewerIncarnation | None = None
+        self._was_put = False
         self._is_troubled = False
         self._changed = asyncio.Event()  # the record differs from what was last put
         self._settled = asyncio.Event()  # it is put, or a newer incarnation is in its place
@@ -57,9 +60,13 @@ class Registration:
         return self._record
 
     @property
-    def is_registered(self) -> bool:
-        """Whether the registry holds the current record, as far as is known."""
-        return self._settled.is_set() and self._newer is None
+    def _incarnation(self) -> int:
+        return self._record.incarnation
+
+    @property
+    def newer(self) -> NewerIncarnation | None:
+        """What stands in the place of the record, as far as is known."""
+        return self._newer
 
     async def __aenter__(self) -> "Registration":
         self.start()
@@ -104,7 +111,9 @@ class Registration:
                 await self._seek_and_hold()
             except LeaseLost as error:
                 self._lease = None
-                self._begin_next_incarnation(error)
+                self._unsettle()
+                self._follow_incarnation(self._record.incarnation)
+                logger.warning("%s: lost, coming back as incarnation %d: %s", self.key, self._incarnation, error)
             except NewerIncarnation as error:
                 self._yield_to(error)
                 await self._release(self._client.config.timeout_s)
@@ -155,11 +164,12 @@ class Registration:
 
     async def _publish(self, lease: Lease) -> None:
         """Puts the record unless a newer incarnation has its place, by a transaction on what was read."""
-        record = self._record
         while True:
             previous = await self._check_holder()
+            record = self._record
             if await self._client.replace(self.key, encode_record(record), previous, lease.id) is not None:
                 break
+        self._was_put = True
         if record is not self._record:
             return
         self._changed.clear()
@@ -177,14 +187,18 @@ class Registration:
         """What is under the key. Raises NewerIncarnation."""
         stored = await self._client.get(self.key)
         if stored is None:
+            if self._newer is not None:
+                self._follow_incarnation(self._newer.held_by)
             return None
         try:
             held_by = decode_incarnation(stored.value)
         except ValueError as error:
             logger.warning("%s: replacing what is there: %s", self.key, error)
             return stored
-        if held_by > self._record.incarnation:
-            raise NewerIncarnation(self.key, self._record.incarnation, held_by)
+        if not self._was_put and held_by >= self._incarnation:
+            self._follow_incarnation(held_by)
+        elif held_by > self._incarnation:
+            raise NewerIncarnation(self.key, self._incarnation, held_by)
         return stored
 
     async def _wait_for_change(self, until: float) -> None:
@@ -198,12 +212,13 @@ class Registration:
         self._changed.set()
         self._settled.clear()
 
-    def _begin_next_incarnation(self, error: LeaseLost) -> None:
-        self._record = dataclasses.replace(self._record, incarnation=self._record.incarnation + 1)
-        self._unsettle()
-        logger.warning("%s: lost, coming back as incarnation %d: %s", self.key, self._record.incarnation, error)
+    def _follow_incarnation(self, other: int) -> None:
+        """Become the one after `other`, unless this one is later already."""
+        if self._incarnation > other:
+            return
+        self._record = dataclasses.replace(self._record, incarnation=other + 1)
         if self._on_incarnation is not None:
-            self._on_incarnation(self._record.incarnation)
+            self._on_incarnation(other + 1)
 
     def _yield_to(self, error: NewerIncarnation) -> None:
         if self._newer is None:

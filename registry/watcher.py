@@ -6,9 +6,7 @@ pauses, from the last revision seen) → follow; or, when the server no longer h
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from registry.backoff import Backoff
 from registry.errors import Compacted, HistoryRestarted, RegistryError
@@ -68,21 +66,11 @@ class PrefixWatcher:
         self._present: dict[str, KeyValue] = {}  # what the registry has, as far as is known
         self._told: dict[str, KeyValue] = {}  # what the reader knows
         self._untold: dict[str, int] = {}  # key → revision of its last change, where the two differ
-        self._is_following = False
+        self._is_cut = False  # until it is followed again
         self._listed = asyncio.Event()
         self._wake = asyncio.Event()
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def present(self) -> Mapping[str, KeyValue]:
-        """All keys of the prefix as last known, told or not."""
-        return MappingProxyType(self._present)
-
-    @property
-    def is_following(self) -> bool:
-        """Whether the registry is there and its changes arrive."""
-        return self._is_following
 
     async def __aenter__(self) -> "PrefixWatcher":
         self.start()
@@ -194,11 +182,12 @@ class PrefixWatcher:
         return (Added if before is None else Updated)(key, now.value, revision)
 
     def _note_following(self) -> None:
-        if not self._is_following:
-            logger.info("%s: following from revision %d, %d keys", self.prefix, self._revision, len(self._present))
-        self._is_following = True
+        logger.info("%s: following from revision %d, %d keys", self.prefix, self._revision, len(self._present))
+        self._is_cut = False
 
     def _note_cut(self, error: RegistryError) -> None:
-        if self._is_following or not self._listed.is_set():
-            logger.warning("%s: the registry is away, keeping %d keys: %s", self.prefix, len(self._present), error)
-        self._is_following = False
+        if not self._is_cut:
+            logger.warning(
+                "%s: the registry is away, keeping %d keys and trying on: %s", self.prefix, len(self._present), error
+            )
+        self._is_cut = True

@@ -10,6 +10,14 @@ HEADERS_TIMEOUT_S = 30.0
 MAX_HEADERS_BYTES = 64 * 1024
 
 
+class ConnectionsState(ServerState):
+    """What all connections of a server share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_leaving = False  # connections close with their next answer
+
+
 class HttpProtocol(HttpToolsProtocol):
     """Closes a connection whose request's headers do not arrive in time, or are too long.
 
@@ -19,11 +27,12 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(
         self,
         config: Config,
-        server_state: ServerState,
+        server_state: ConnectionsState,
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._state = server_state
         self._headers_timer: asyncio.TimerHandle | None = None
         self._headers_bytes = 0
         self._await_headers()
@@ -48,6 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_of_headers()
         super().on_headers_complete()
+        if self._state.is_leaving and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def _await_headers(self) -> None:
         if self._headers_timer is None:

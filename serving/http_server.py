@@ -1,7 +1,8 @@
 """The HTTP server of a process: uvicorn inside the process's own event loop.
 
-Life: bind (the port is known and clients may connect) → serve → stop: no new connections; those in use end with
-their answers; at the deadline they are dropped.
+Life: bind (the port is known, but nobody can connect) → start → leave: every answer says that its connection closes,
+so that clients go elsewhere → stop: no new connections; those in use end with their answers; at the deadline they are
+dropped.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from config.address import join_host_port
-from serving.http_protocol import HttpProtocol
+from config.name_service import look_up
+from serving.http_protocol import ConnectionsState, HttpProtocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 30
@@ -45,42 +47,57 @@ class HttpServer:
             )
         )
         self._serving: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
         self._port: int | None = None
 
     @property
     def port(self) -> int:
         """What was bound."""
-        assert self._port is not None, "the server was not started"
+        assert self._port is not None, "the server was not bound"
         return self._port
 
     @property
     def url(self) -> str:
         return f"{'http' if self._tls is None else 'https'}://{join_host_port(self._host, self.port)}"
 
+    async def bind(self) -> None:
+        """Raises OSError, naming the address, if it can't be had."""
+        self._listener = await _bind(self._host, self._wanted_port)
+        self._port = self._listener.getsockname()[1]
+
     async def start(self) -> None:
-        """Returns once clients can connect. Raises OSError, naming the address, if it cannot be bound."""
-        listener = await _bind(self._host, self._wanted_port)
+        """Binds if `bind` has not; returns once clients can connect. Raises OSError as `bind` does."""
+        if self._listener is None:
+            await self.bind()
+        assert self._listener is not None
+        try:
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise _named(error, self._host, self._wanted_port) from error
         self._server.config.load()
         self._server.config.ssl = self._tls  # which uvicorn makes of files, once
-        self._port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve([listener]), name="http server")
+        self._serving = asyncio.create_task(self._server.serve([self._listener]), name="http server")
         started = asyncio.create_task(self._server.has_started.wait())
         await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
         if self._serving.done():
-            listener.close()
             await self._serving
 
-    async def stop(self, deadline_s: float) -> None:
+    def leave(self) -> None:
+        """From now on connections close with their next answer."""
+        self._server.server_state.is_leaving = True
+
+    async def stop(self, deadline_s: float | None) -> None:
         """Returns within the deadline and a little more, with nothing left running. May be called again."""
-        if self._serving is None:
-            return
-        self._server.should_exit = True
-        await asyncio.wait({self._serving}, timeout=deadline_s)
-        if not self._serving.done():
-            await self._drop_connections()
-        serving, self._serving = self._serving, None
-        await serving
+        if self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.wait({self._serving}, timeout=deadline_s)
+            if not self._serving.done():
+                await self._drop_connections()
+            serving, self._serving = self._serving, None
+            await serving
+        if self._listener is not None:
+            self._listener.close()
 
     async def _drop_connections(self) -> None:
         state = self._server.server_state
@@ -97,6 +114,7 @@ class HttpServer:
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.server_state: ConnectionsState = ConnectionsState()
         self.has_started = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -110,26 +128,24 @@ class _Server(uvicorn.Server):
 
 
 async def _bind(host: str, port: int) -> socket.socket:
-    address = join_host_port(host, port)
-    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(RESOLVE_S):
-            found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except TimeoutError as error:
-        raise OSError(f"http address {address}: its name was not resolved within {RESOLVE_S} s") from error
+        found = await look_up(host, port, RESOLVE_S, socket.AI_PASSIVE)
     except OSError as error:
-        raise OSError(error.errno, f"http address {address}: {error.strerror}") from error
-    family, kind, protocol, _, where = found[0]
-    listener = socket.socket(family, kind, protocol)
+        raise _named(error, host, port) from error
+    family, where = found[0].family, found[0].where
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             # the wildcard takes IPv4 as well, whatever the system's default
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
         listener.bind(where)
-        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"http address {address}: {error.strerror}") from error
+        raise _named(error, host, port) from error
     return listener
+
+
+def _named(error: OSError, host: str, port: int) -> OSError:
+    return OSError(error.errno, f"http address {join_host_port(host, port)}: {error.strerror or error}")

@@ -1,18 +1,30 @@
-"""SIGTERM and Ctrl-C as events: the first asks to finish, the second to leave at once."""
+"""SIGTERM and Ctrl-C as events: the first asks to finish, the second to leave at once.
+
+Both start a clock that ends the process whatever hangs in it, even a thread that never gives the interpreter back.
+"""
 
 import asyncio
+import faulthandler
 import signal
+from types import FrameType
+
+URGENT_S = 2.0
+STDERR = 2
 
 
 class StopSignal:
-    """Made inside the running loop; replaces the default handling of both signals."""
+    """Made inside the running loop of the main thread; replaces the handling of both signals."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float | None = None) -> None:
+        """After the first signal the process is gone within `limit_s`; None: whenever it has finished."""
+        self._limit_s = limit_s
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        self._num_signals = 0
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            # not the loop's own handlers: those need a loop that turns
+            signal.signal(number, self._on_signal)
 
     async def wait(self) -> None:
         """Until the first signal."""
@@ -22,5 +34,14 @@ class StopSignal:
         """Until the second signal."""
         await self._urged.wait()
 
-    def _on_signal(self) -> None:
-        (self._urged if self._asked.is_set() else self._asked).set()
+    def leave_within(self, limit_s: float) -> None:
+        """Unless it has ended before, the process ends then, and says on stderr where each of its threads stands."""
+        if self._limit_s is not None:
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._num_signals += 1
+        is_first = self._num_signals == 1
+        self.leave_within(self._limit_s or 0.0 if is_first else URGENT_S)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe((self._asked if is_first else self._urged).set)

@@ -197,6 +197,7 @@ class Cluster:
             f"--http_server_port={http_port}",
             f"--rpc_server_port={rpc_port}",
             f"--host={host.address}",
+            "--lame_duck_s=0",
             f"--etcd_addr={etcd_address}"
             if etcd_address
             else f"--builtin_etcd_port={self.etcd_address.rpartition(':')[2]}",

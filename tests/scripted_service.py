@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from master.edge.grpc.server import GrpcServer
+from master.edge.grpc.server import client_server
 from master.errors import ErrorKind, ServingError
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions
@@ -24,6 +24,7 @@ from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.validation import Limits, build_generation_request
 from protos.sampling_messages import FinishReason, TokenLogprobs
 from protos.session_messages import LoadReport, Role, TransferCounters
+from serving.grpc_server import GrpcServer
 from serving.keys import Keys
 from serving.server_tls import ServerTls
 
@@ -206,7 +207,7 @@ async def serving(
 ) -> AsyncIterator[GrpcServer]:
     """The real gRPC server on a free port."""
     credentials = None if tls is None else tls.grpc_credentials()
-    server = GrpcServer(service, host, 0, credentials=credentials, keys=keys, health_interval_s=0.01)
+    server = client_server(service, host, 0, credentials=credentials, keys=keys, health_interval_s=0.01)
     await server.start()
     try:
         yield server

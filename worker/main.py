@@ -1,16 +1,18 @@
 """The command `pdserve-worker`."""
 
-import asyncio
 import logging
 import os
 import sys
 from importlib.metadata import version
+from typing import NoReturn
 
 import uvloop
 
 from config.address import free_of_wildcard
+from config.daemon_thread import in_daemon_thread
 from config.flags import FlagError, fail, parse
 from config.log_setup import log_to_stderr
+from serving.process_life import LeaveTimes, end_process, finished_before, live
 from serving.stop_signal import StopSignal
 from worker.config import WorkerConfig
 from worker.faults.plan import FaultPlan
@@ -37,18 +39,29 @@ def main() -> None:
         fail(PROG, error)
 
 
-async def _run(config: WorkerConfig) -> None:
+async def _run(config: WorkerConfig) -> NoReturn:
     # torch and transformers take seconds to import; what is wrong with a flag should show at once.
+    from worker.engines.compute_engine import ComputeEngine
     from worker.engines.torch.assembly import assemble
     from worker.worker import Worker
 
-    stop = StopSignal()
+    times = LeaveTimes(config.drain_timeout_s)
+    stop = StopSignal(times.limit_s)
     advertise_host = config.advertise_host or free_of_wildcard(config.host)
     faults = FaultPlan.parse(config.inject_faults)
     if config.inject_faults:
         logger.warning("faults are injected: %s", ", ".join(config.inject_faults))
-    engine = await asyncio.to_thread(assemble, config, advertise_host, faults)
-    await Worker(config, engine, faults).run(stop)
+    built: list[ComputeEngine] = []
+
+    async def build() -> None:
+        built.append(await in_daemon_thread(lambda: assemble(config, advertise_host, faults), "load"))
+
+    if not await finished_before(build(), stop.wait()):
+        logger.info("told to end while the model was loaded")
+        end_process()  # whatever loads can't be told
+    (engine,) = built
+    await live(Worker(config, engine, faults), stop, times)
+    end_process()
 
 
 if __name__ == "__main__":

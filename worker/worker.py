@@ -1,29 +1,20 @@
-"""One worker process's life: load, bind, register, serve, drain, leave.
-
-Draining begins with SIGTERM or a master's word: the registry says so, new legs are refused, running ones go on
-for up to `drain_timeout_s`. A second signal leaves at once.
-"""
+"""One worker process: its engine, and the ports behind which that is found, asked and watched."""
 
 import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine
 from importlib.metadata import version
 
-from config.address import free_of_wildcard, join_host_port
-from config.flags import FlagError
+from config.address import free_of_wildcard
+from config.daemon_thread import in_daemon_thread
 from protos.session_messages import LoadReport, Welcome
-from registry.errors import NewerIncarnation
 from registry.etcd.client import EtcdClient
-from registry.instance import InstanceRecord
-from registry.registration import Registration
 from serving.http_server import HttpServer
-from serving.stop_signal import StopSignal
+from serving.process_life import bind
 from worker.config import WorkerConfig
 from worker.engines.compute_engine import ComputeEngine
 from worker.faults.messages import MessageFaults
@@ -31,14 +22,14 @@ from worker.faults.plan import NO_FAULTS, FaultPlan
 from worker.http_app import create_app
 from worker.legs.leg_life import Legs
 from worker.metrics import render_metrics
-from worker.rpc_server import RpcServer
+from worker.registration import WorkerRegistration, instance_record
+from worker.rpc_server import session_server
 from worker.session_service import SessionService
 
 logger = logging.getLogger(__name__)
 
-REGISTRY_TTL_S = 6
-DRAIN_CHECK_S = 0.1
-ENGINE_STOP_S = 10.0
+ENGINE_STOP_S = 3.0
+MISSING_S = 30.0  # after so long without a master a person should know
 
 
 class EngineDied(RuntimeError):
@@ -46,70 +37,81 @@ class EngineDied(RuntimeError):
 
 
 class Worker:
-    """`engine` is not started yet; `run` starts and stops it."""
+    """A `ServingProcess`; `engine` is not started yet."""
 
     def __init__(self, config: WorkerConfig, engine: ComputeEngine, faults: FaultPlan = NO_FAULTS) -> None:
         self._config = config
         self._engine = engine
         self._message_faults = None if faults.session is None else MessageFaults(faults.session)
         self._legs = Legs(engine)
-        self._keys = config.cluster_keys()
         self._tls = config.master_tls()
         self._advertise_host = config.advertise_host or free_of_wildcard(config.host)
         self._is_draining = False
-        self._registration: Registration | None = None
+        self._registration: WorkerRegistration | None = None
         self._incarnation = time.time_ns()
         self._instance = ""
-
-    async def run(self, stop: StopSignal) -> None:
-        """Serves until told to stop, and drained. Raises FlagError when it cannot begin, and EngineDied."""
-        config = self._config
-        sessions = SessionService(
+        self._sessions = SessionService(
             self._legs,
             welcome=self._welcome,
             load=self._load,
-            drain=self._begin_drain,
+            drain=self.leave,
             master_timeout_s=config.heartbeat_timeout_s,
             faults=self._message_faults,
         )
-        rpc = RpcServer(
-            sessions,
+        self._rpc = session_server(
+            self._sessions,
             self.not_ready_reason,
-            keys=self._keys,
+            config.host,
+            config.disagg_pd_port,
+            keys=config.cluster_keys(),
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
         )
-        http = HttpServer(
-            create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(self._engine)),
-            config.host,
-            config.port,
-        )
-        async with contextlib.AsyncExitStack() as stack:
-            self._engine.start(self._legs)
-            stack.push_async_callback(self._stop_engine)
-            await _bind("disagg_pd_port", config.disagg_pd_port, rpc.start(config.host, config.disagg_pd_port))
-            stack.push_async_callback(rpc.close, 0.5)
-            await _bind("port", config.port, http.start())
-            stack.push_async_callback(http.stop, 1.0)
-            self._instance = config.instance_name or f"{socket.gethostname()}-{rpc.port}"
-            if config.etcd_addr is not None:
-                etcd = await stack.enter_async_context(EtcdClient(config.etcd_config()))
-                await self._register(etcd, self._record(rpc.port, http.port))
-                stack.push_async_callback(self._registration_closed)
-            if self._tls is not None:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._tls.reload)
-            logger.info("%s serves as %s", self._instance, config.effective_role.value)
-            await self._stopped(stop)
-            self._begin_drain()
-            await self._finish_work(stop)
+        app = create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(engine))
+        self._http = HttpServer(app, config.host, config.port)
 
-    async def _stopped(self, stop: StopSignal) -> None:
-        """Returns when told to stop. Raises EngineDied: then masters go on elsewhere, and a supervisor begins anew."""
-        stopping = asyncio.create_task(stop.wait())
-        dying = asyncio.create_task(asyncio.to_thread(self._engine.join))
-        await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if dying.done():
-            raise EngineDied("the engine ended by an error of its own; the log has it")
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        config = self._config
+        self._engine.start(self._legs)
+        stack.push_async_callback(self._stop_engine)
+        await bind("disagg_pd_port", config.disagg_pd_port, self._rpc.start())
+        stack.push_async_callback(self._rpc.close, 0.5)
+        await bind("port", config.port, self._http.start())
+        stack.push_async_callback(self._http.stop, 1.0)
+        self._instance = config.instance_name or f"{socket.gethostname()}-{self._rpc.address.port}"
+        if self._tls is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._tls.reload)
+        if config.etcd_addr is not None:
+            await self._register(stack)
+        logger.info("%s serves as %s", self._instance, config.effective_role.value)
+        missing = asyncio.create_task(self._miss_masters(), name="missing masters")
+        stack.callback(missing.cancel)
+
+    async def failed(self) -> None:
+        """Raises EngineDied: then masters go on elsewhere, and a supervisor begins anew."""
+        await in_daemon_thread(self._engine.join, "end of the engine")
+        raise EngineDied("the engine ended by an error of its own; the log has it")
+
+    def leave(self) -> None:
+        """The registry says so, and new legs are refused. Also a master's word; harmless twice."""
+        if self._is_draining:
+            return
+        logger.info("draining: %d legs are left", self._legs.num_unreleased)
+        self._is_draining = True
+        self._legs.drain()
+        if self._registration is not None:
+            self._registration.drain()
+
+    async def drained(self) -> None:
+        loop, is_idle = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(is_idle.set)
+
+        self._legs.when_idle(tell)
+        try:
+            await is_idle.wait()
+        finally:
+            logger.info("leaving with %d legs unfinished", self._legs.num_unreleased)
 
     def not_ready_reason(self) -> str | None:
         """None when a leg sent here would be served now."""
@@ -117,60 +119,38 @@ class Worker:
             return "draining"
         if self._is_stalled:
             return f"the engine has made no progress for over {self._config.stall_timeout_s:g} s"
+        if self._registration is not None and (problem := self._registration.problem) is not None:
+            return problem
+        if self._sessions.num_sessions == 0:
+            return "no master is connected"
         return None
 
     @property
     def _is_stalled(self) -> bool:
         return time.monotonic() - self._engine.last_progress_s > self._config.stall_timeout_s
 
-    async def _register(self, etcd: EtcdClient, record: InstanceRecord) -> None:
-        """Returns once the registry has the record. Raises FlagError if etcd can't be reached or refuses it."""
-        self._registration = Registration(
-            etcd, self._config.cluster, record, ttl_s=REGISTRY_TTL_S, on_incarnation=self._set_incarnation
-        )
-        self._registration.start()
-        try:
-            await self._registration.registered(self._config.etcd_wait_s)
-        except TimeoutError as error:
-            await self._registration_closed()
-            problem = f"{self._config.etcd_addr}: could not register within {self._config.etcd_wait_s:g} s"
-            raise FlagError("etcd_addr", problem) from error
-        except NewerIncarnation as error:
-            await self._registration_closed()
-            raise FlagError("instance_name", f"{record.instance}: {error}") from error
+    async def _register(self, stack: contextlib.AsyncExitStack) -> None:
+        """Raises FlagError if etcd can't be reached, or refuses the record."""
+        config = self._config
+        etcd = await stack.enter_async_context(EtcdClient(config.etcd_config()))
+        record = instance_record(self._welcome(), self._advertise_host, self._rpc.address.port, self._http.port)
+        self._registration = WorkerRegistration(etcd, config.cluster, record, self._set_incarnation)
+        stack.push_async_callback(self._registration.close)
+        await self._registration.start(config.etcd_wait_s, lambda: self._sessions.num_sessions > 0)
 
-    async def _registration_closed(self) -> None:
-        if self._registration is not None:
-            await self._registration.close()
+    async def _miss_masters(self) -> None:
+        await asyncio.sleep(MISSING_S)
+        if self._sessions.num_sessions == 0:
+            where = f"--etcd_addr={self._config.etcd_addr} and --cluster={self._config.cluster}"
+            hint = where if self._config.etcd_addr is not None else f"port {self._rpc.address.port} in --workers"
+            logger.warning("%s: no master has connected in %g s; masters need %s", self._instance, MISSING_S, hint)
+
+    async def _stop_engine(self) -> None:
+        if not await in_daemon_thread(lambda: self._engine.stop(ENGINE_STOP_S), "stop of the engine"):
+            logger.error("the engine did not end within %g s; leaving without it", ENGINE_STOP_S)
 
     def _set_incarnation(self, incarnation: int) -> None:
         self._incarnation = incarnation
-
-    def _begin_drain(self) -> None:
-        if self._is_draining:
-            return
-        logger.info("draining: %d legs are left", self._legs.num_unreleased)
-        self._is_draining = True
-        self._legs.drain()
-        if self._registration is not None:
-            record = self._registration.record
-            assert isinstance(record, InstanceRecord)
-            self._registration.update(dataclasses.replace(record, draining=True))
-
-    async def _finish_work(self, stop: StopSignal) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_timeout_s):
-                urged = asyncio.create_task(stop.wait_urgent())
-                try:
-                    while self._legs.num_unreleased > 0 and not urged.done():
-                        await asyncio.wait([urged], timeout=DRAIN_CHECK_S)
-                finally:
-                    urged.cancel()
-        logger.info("leaving with %d legs unfinished", self._legs.num_unreleased)
-
-    async def _stop_engine(self) -> None:
-        if not await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S):
-            logger.error("the engine did not stop within %g s", ENGINE_STOP_S)
 
     def _load(self) -> LoadReport:
         return dataclasses.replace(
@@ -196,32 +176,3 @@ class Worker:
             version=version("pdserve"),
             transfer_address=identity.transfer_address,
         )
-
-    def _record(self, rpc_port: int, http_port: int) -> InstanceRecord:
-        welcome = self._welcome()
-        return InstanceRecord(
-            instance=welcome.instance,
-            role=welcome.role,
-            rpc_address=join_host_port(self._advertise_host, rpc_port),
-            transfer_address=welcome.transfer_address,
-            http_address=join_host_port(self._advertise_host, http_port),
-            model=welcome.model,
-            incarnation=welcome.incarnation,
-            layout_fingerprint=welcome.layout_fingerprint.hex(),
-            block_size=welcome.block_size,
-            num_blocks=welcome.num_blocks,
-            max_context=welcome.max_context,
-            max_num_seqs=welcome.max_num_seqs,
-            vocab_size=welcome.vocab_size,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=welcome.version,
-        )
-
-
-async def _bind(flag_name: str, port: int, start: Coroutine[None, None, None]) -> None:
-    """Raises FlagError naming the flag when the port can't be had."""
-    try:
-        await start
-    except OSError as error:
-        raise FlagError(flag_name, f"{port}: {error.strerror or error}") from error

@@ -9,7 +9,7 @@ from client.channel import target_of
 from client.errors import Unavailable
 from client.retries import RetryPolicy
 from client.sync_client import Client
-from master.edge.grpc.server import GrpcServer
+from master.edge.grpc.server import client_server
 from tests.scripted_service import ScriptedService, serving
 from tests.tls_files import make_certificate
 
@@ -80,7 +80,7 @@ async def test_a_master_that_comes_back_is_found_again() -> None:
         client = AsyncClient(str(server.address), retries=patient, timeout_s=30)
         await client.models()
     answer = asyncio.create_task(client.generate("hello", add_special_tokens=False))
-    restarted = GrpcServer(service, "127.0.0.1", port)
+    restarted = client_server(service, "127.0.0.1", port)
     await restarted.start()
     assert (await answer).text == "hello"
     await client.close()
@@ -91,7 +91,7 @@ async def test_tls_trusts_the_given_certificates_only(tmp_path: Path) -> None:
     key, certificate = make_certificate(tmp_path, "server")
     _, other = make_certificate(tmp_path, "other")
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
-    server = GrpcServer(ScriptedService(), "127.0.0.1", 0, credentials=credentials)
+    server = client_server(ScriptedService(), "127.0.0.1", 0, credentials=credentials)
     await server.start()
     address = f"localhost:{server.address.port}"
     async with AsyncClient(address, ca_file=certificate) as client:

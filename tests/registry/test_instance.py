@@ -11,7 +11,6 @@ from registry.instance import (
     MasterRecord,
     decode_incarnation,
     decode_instance,
-    decode_master,
     encode_record,
     name_of,
     record_key,
@@ -28,8 +27,6 @@ def fields(make_record: Callable[..., InstanceRecord]) -> dict[str, object]:
 def test_records_survive_the_registry(make_record: Callable[..., InstanceRecord]) -> None:
     record = make_record(role=Role.DECODE)
     assert decode_instance(encode_record(record)) == record
-    master = MasterRecord(id="m", http_address="[::1]:1", rpc_address="[::1]:2", incarnation=7)
-    assert decode_master(encode_record(master)) == master
 
 
 def test_fields_of_a_later_version_are_ignored(fields: dict[str, object]) -> None:
@@ -56,7 +53,7 @@ def test_a_wrong_field_is_named(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b'{"incarnation": "new"}'])
 def test_garbage_is_a_value_error(value: bytes) -> None:
-    for decode in (decode_instance, decode_master, decode_incarnation):
+    for decode in (decode_instance, decode_incarnation):
         with pytest.raises(ValueError):
             decode(value)
 

@@ -12,7 +12,7 @@ import pytest
 from protos.session_messages import Role
 from registry.errors import NewerIncarnation
 from registry.etcd.client import EtcdClient
-from registry.instance import InstanceRecord, MasterRecord, decode_instance, decode_master, workers_prefix
+from registry.instance import InstanceRecord, MasterRecord, decode_instance, encode_record, workers_prefix
 from registry.registration import Registration
 from registry.watcher import Added, PrefixWatcher, Removed, Updated
 
@@ -61,7 +61,7 @@ async def test_masters_register_as_well(client: EtcdClient, make_registration: M
     master = MasterRecord(id="m0", http_address="127.0.0.1:1", rpc_address="127.0.0.1:2", incarnation=1)
     await make_registration(client, master).registered(LIMIT_S)
     stored = await client.get("/pdserve/test/masters/m0")
-    assert stored is not None and decode_master(stored.value) == master
+    assert stored is not None and stored.value == encode_record(master)
 
 
 async def test_a_revoked_lease_means_the_next_incarnation(
@@ -131,7 +131,6 @@ async def test_silence_beyond_the_ttl_means_the_next_incarnation(
     real_etcd.suspend()
     try:
         assert await asyncio.wait_for(incarnations.get(), LIMIT_S) == 2
-        assert not registration.is_registered
     finally:
         real_etcd.resume()
     await registration.registered(LIMIT_S)
@@ -194,20 +193,43 @@ async def test_a_restarted_etcd_has_the_worker_again(
     assert (await stored_record(client)).role is Role.PREFILL
 
 
-async def test_an_older_incarnation_waits_until_the_newer_is_gone(
+async def test_a_superseded_life_comes_after_the_newer_one_when_that_is_gone(
     client: EtcdClient, make_record: MakeRecord, make_registration: MakeRegistration
 ) -> None:
+    """R38: masters that have seen the newer incarnation would not look at an older one again."""
+    incarnations: asyncio.Queue[int] = asyncio.Queue()
+    older = make_registration(
+        client, make_record(incarnation=8, role=Role.DECODE), on_incarnation=incarnations.put_nowait
+    )
+    await older.registered(LIMIT_S)
     newer = make_registration(client, make_record(incarnation=9, role=Role.PREFILL))
     await newer.registered(LIMIT_S)
-    older = make_registration(client, make_record(incarnation=8, role=Role.DECODE))
+    older.update(make_record(role=Role.MIX))
     with pytest.raises(NewerIncarnation, match="incarnation 9, newer than 8"):
         await older.registered(LIMIT_S)
-    assert not older.is_registered
+    assert older.newer is not None
     assert (await stored_record(client)).role is Role.PREFILL
     await newer.close()
+    assert await asyncio.wait_for(incarnations.get(), LIMIT_S) == 10
     older.update(make_record(role=Role.DECODE))
     await older.registered(LIMIT_S)
-    assert (await stored_record(client)).incarnation == 8
+    assert (await stored_record(client)).incarnation == 10
+    assert older.newer is None
+
+
+@pytest.mark.parametrize("own", [3, 9])
+async def test_a_start_comes_after_whatever_is_stored(
+    client: EtcdClient, make_record: MakeRecord, make_registration: MakeRegistration, own: int
+) -> None:
+    """R18: a worker that is started again within the TTL of its last life, with a clock that went back."""
+    await make_registration(client, make_record(incarnation=9)).registered(LIMIT_S)
+    incarnations: asyncio.Queue[int] = asyncio.Queue()
+    restarted = make_registration(
+        client, make_record(incarnation=own, role=Role.MIX), on_incarnation=incarnations.put_nowait
+    )
+    await restarted.registered(LIMIT_S)
+    assert await stored_record(client) == make_record(incarnation=10, role=Role.MIX)
+    assert incarnations.get_nowait() == 10
 
 
 async def test_a_newer_incarnation_takes_the_place_for_good(
@@ -243,4 +265,3 @@ async def test_closing_does_not_wait_for_an_etcd_that_is_away(
     await etcd.stop()
     async with asyncio.timeout(LIMIT_S):
         await registration.close(timeout_s=0.2)
-    assert not registration.is_registered

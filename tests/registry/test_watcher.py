@@ -35,7 +35,6 @@ async def test_what_is_there_comes_first_then_every_change(
     assert await next_change(watcher) == Updated("/a/1", b"1", first + 3)
     await client.delete("/a/2")
     assert await next_change(watcher) == Removed("/a/2", b"2", first + 4)
-    assert {key: kv.value for key, kv in watcher.present.items()} == {"/a/1": b"1"}
 
 
 async def test_a_lease_that_ends_removes_its_key(
@@ -134,7 +133,6 @@ async def test_a_server_with_fewer_revisions_is_read_anew(
     watcher = make_watcher(client, "/a/")
     assert isinstance(await next_change(watcher), Added)
     await server.stop()
-    assert list(watcher.present) == ["/a/1"]
     await server.start()
     assert isinstance(await next_change(watcher), Removed)
     await until_answered(lambda: client.put("/a/2", b"1"))
@@ -192,7 +190,6 @@ async def test_a_held_link_only_delays(
     async with client.watch("/clock", clock + 1) as stream, asyncio.timeout(LIMIT_S):
         while not await stream.read(silence_s=5):
             pass
-    assert not watcher.is_following
     link.release()
     assert await next_change(watcher) == Added("/a/1", b"1", first)
     last = await client.put("/a/2", b"2")

@@ -1,13 +1,16 @@
 """The process around the engine."""
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
 import pytest
 
 from kvcache.transfer.pending_connection import PendingConnection
+from serving.process_life import LeaveTimes, live
 from serving.stop_signal import StopSignal
+from worker import worker as worker_process
 from worker.config import WorkerConfig
 from worker.engines.torch.assembly import assemble
 from worker.worker import EngineDied, Worker
@@ -31,7 +34,7 @@ async def test_a_worker_whose_engine_died_ends_too(tiny_llama: Path) -> None:
     engine.post(die)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(EngineDied, match="an error of its own"):
-            await Worker(config, engine).run(StopSignal())
+            await live(Worker(config, engine), StopSignal(), LeaveTimes(drain_s=0.0))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -49,4 +52,19 @@ async def test_a_worker_whose_transfer_port_died_ends_too(tiny_llama: Path, monk
         visitor.sendall(b"anything")
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(EngineDied):
-                await Worker(config, engine).run(StopSignal())
+                await live(Worker(config, engine), StopSignal(), LeaveTimes(drain_s=0.0))
+
+
+async def test_a_worker_that_no_master_knows_is_not_ready_and_says_so_once(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R33"""
+    monkeypatch.setattr(worker_process, "MISSING_S", 0.0)
+    config = config_of(tiny_llama)
+    worker = Worker(config, assemble(config, "127.0.0.1"))
+    async with asyncio.timeout(LIMIT_S), contextlib.AsyncExitStack() as stack:
+        await worker.start(stack)
+        assert worker.not_ready_reason() == "no master is connected"
+        await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "missing masters"))
+    assert caplog.text.count("no master has connected") == 1
+    assert "in --workers" in caplog.text

@@ -7,6 +7,7 @@ nothing is held for it any more.
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 
@@ -42,6 +43,7 @@ class Legs:
         self._updates: dict[Link, list[LegUpdate]] = {}
         self._num_runs = 0
         self._is_draining = False
+        self._idle_calls: list[Callable[[], None]] = []
 
     @property
     def num_unreleased(self) -> int:
@@ -84,6 +86,10 @@ class Legs:
     def drain(self) -> None:
         """Refuse legs from now on."""
         self._engine.post(self._drain)
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """`call` comes once, on the engine thread, as soon as nothing is held for any leg."""
+        self._engine.post(partial(self._idle_calls.append, call))
 
     def _attach(self, link: Link) -> None:
         snapshot = self._engine.cached_blocks()  # first, for it has the links there are told of what is in it
@@ -186,6 +192,8 @@ class Legs:
                 link.deliver_cache_snapshot(snapshot)
         for link in self._links if cache_events else updates.keys() & self._links:
             link.deliver(updates.get(link, []), cache_events)
+        while self._idle_calls and not self._unreleased:
+            self._idle_calls.pop()()
 
     def _refusal(self, start: Start) -> Failure | None:
         if self._is_draining:

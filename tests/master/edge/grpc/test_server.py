@@ -11,9 +11,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from master.edge.grpc.server import MESSAGE_LIMIT_BYTES, GrpcServer
+from master.edge.grpc.server import client_server
 from protos import inference_pb2 as wire
 from protos.inference_pb2_grpc import InferenceStub
+from serving.grpc_server import MESSAGE_LIMIT_BYTES
 from tests.scripted_service import ScriptedService, serving
 from tests.tls_files import make_certificate
 
@@ -36,7 +37,7 @@ async def channel(service: ScriptedService) -> AsyncIterator[grpc.aio.Channel]:
 
 async def test_a_port_that_is_taken_is_refused_with_the_reason(service: ScriptedService) -> None:
     async with serving(service) as server:
-        second = GrpcServer(service, "127.0.0.1", server.address.port)
+        second = client_server(service, "127.0.0.1", server.address.port)
         with pytest.raises(OSError, match=rf"127\.0\.0\.1:{server.address.port}: Address already in use") as caught:
             await second.start()
         await second.close(grace_s=0)
@@ -45,7 +46,7 @@ async def test_a_port_that_is_taken_is_refused_with_the_reason(service: Scripted
 
 async def test_a_host_that_is_not_ours_is_refused_with_the_reason(service: ScriptedService) -> None:
     with pytest.raises(OSError, match=r"203\.0\.113\.1:0: Cannot assign requested address"):
-        await GrpcServer(service, "203.0.113.1", 0).start()
+        await client_server(service, "203.0.113.1", 0).start()
 
 
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1", "localhost"])
@@ -115,7 +116,7 @@ async def test_every_watcher_sees_health_flip_after_another_has_left(
 
 
 async def test_closing_tells_watchers_and_does_not_wait_for_them(service: ScriptedService) -> None:
-    server = GrpcServer(service, "127.0.0.1", 0)
+    server = client_server(service, "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(str(server.address)) as channel:
         watch = HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -127,7 +128,7 @@ async def test_closing_tells_watchers_and_does_not_wait_for_them(service: Script
 
 async def test_closing_lets_a_running_request_end(service: ScriptedService) -> None:
     service.resume.clear()
-    server = GrpcServer(service, "127.0.0.1", 0)
+    server = client_server(service, "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(str(server.address)) as channel:
         call = InferenceStub(channel).Generate(wire.GenerateRequest(text="hello"), timeout=TIMEOUT_S)
@@ -142,7 +143,7 @@ async def test_closing_lets_a_running_request_end(service: ScriptedService) -> N
 
 async def test_closing_cancels_a_request_that_outlasts_the_grace_time(service: ScriptedService) -> None:
     service.resume.clear()
-    server = GrpcServer(service, "127.0.0.1", 0)
+    server = client_server(service, "127.0.0.1", 0)
     await server.start()
     async with grpc.aio.insecure_channel(str(server.address)) as channel:
         call = InferenceStub(channel).Generate(wire.GenerateRequest(text="hello"))
@@ -167,7 +168,7 @@ async def test_a_fault_of_ours_is_internal_and_logged_without_its_words(
 async def test_serves_tls(service: ScriptedService, tmp_path: Path) -> None:
     key, certificate = make_certificate(tmp_path, "server")
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
-    server = GrpcServer(service, "127.0.0.1", 0, credentials=credentials)
+    server = client_server(service, "127.0.0.1", 0, credentials=credentials)
     await server.start()
     trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
     async with grpc.aio.secure_channel(f"localhost:{server.address.port}", trusted) as channel:

@@ -9,7 +9,7 @@ from client.async_client import AsyncClient
 from client.errors import InvalidRequest
 from client.options import ChatOptions, Message
 from client.results import Delta, ToolCall
-from master.edge.grpc.server import GrpcServer
+from master.edge.grpc.server import client_server
 from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
@@ -37,7 +37,7 @@ def service() -> HttpService:
 @pytest.fixture
 async def client(service: HttpService) -> AsyncIterator[AsyncClient]:
     """Of a model that thinks, and calls as Hermes does."""
-    server = GrpcServer(service, "127.0.0.1", 0, parsers=ParserChoice(HERMES, THINK))
+    server = client_server(service, "127.0.0.1", 0, parsers=ParserChoice(HERMES, THINK))
     await server.start()
     try:
         async with AsyncClient(str(server.address), timeout_s=30.0) as opened:
