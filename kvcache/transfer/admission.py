@@ -10,7 +10,7 @@ from kvcache.transfer.refusal import Refusal
 
 
 class Admission:
-    """With `secrets` only pullers are served that know one of them."""
+    """Judges claims. With `secrets`, only pullers that know one of them are served."""
 
     def __init__(self, table: ExportTable, layout: bytes, secrets: Sequence[bytes], max_connections: int) -> None:
         self._table = table

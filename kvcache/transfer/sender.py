@@ -89,7 +89,7 @@ class Sender:
             self.close()
 
     def close(self) -> None:
-        """Only for a sender whose `run` will not run; `run` does it itself."""
+        """Lets go of everything. `run` does that itself, so this is for a sender that never ran."""
         self._export.detach(self)
         self._channel.close()
         self._wakeup.close()

@@ -67,7 +67,7 @@ class TransferServer:
         secrets: Sequence[bytes] = (),
         tap: FrameTap | None = None,
     ) -> None:
-        """With `secrets` only pullers are served that know one of them.
+        """Serves only pullers that know one of the `secrets`, if there are any.
 
         Raises ValueError for settings that cannot work, such as a wildcard host with nothing to advertise.
         """

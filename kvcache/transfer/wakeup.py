@@ -16,8 +16,8 @@ class Wakeup:
         return self._receiver.fileno()
 
     def set(self) -> None:
-        # A full buffer means that it is readable already.
-        with contextlib.suppress(BlockingIOError):
+        # A full buffer means that it is readable already, a closed one that nobody waits any more.
+        with contextlib.suppress(OSError):
             self._sender.send(b"\0")
 
     def clear(self) -> None:
