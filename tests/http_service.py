@@ -77,7 +77,7 @@ class HttpService:
 
     def __init__(self, adds_bos: bool = False) -> None:
         self.tokenizer, self.chat_template = texts(adds_bos)
-        self.script: Script = self.reply
+        self.script: Script = self.response
         self.requests: list[GenerationRequest] = []
         self.reason: str | None = None
         self.num_open = 0
@@ -125,7 +125,7 @@ class HttpService:
             if self.num_open == 0:
                 self.all_closed.set()
 
-    async def reply(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
+    async def response(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         ids = self.tokenizer.encode(REPLY, add_special_tokens=False)
         reason = FinishReason.STOP if len(ids) < request.sampling.max_tokens else FinishReason.LENGTH
         ids = ids[: request.sampling.max_tokens]

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from master.edge.error_form import error_form
 from master.edge.http.config import HttpConfig
-from master.edge.http.response import Reply, SlowReader
+from master.edge.http.response import HttpResponse, SlowReader
 from master.errors import ErrorKind, ServingError
 from serving.keys import Keys
 
@@ -34,13 +34,13 @@ class HttpAccess:
 
     async def refuse(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> int:
         """Answers in the form of the path's API, without the body having been kept. Returns the status."""
-        reply = Reply(scope, send, self._config.slow_reader_timeout_s, error_form(scope["path"]))
+        response = HttpResponse(scope, send, self._config.slow_reader_timeout_s, error_form(scope["path"]))
         try:
-            await reply.refuse_body(error, receive)
+            await response.refuse_body(error, receive)
         except SlowReader:
-            reply.abort()
-        assert reply.status is not None
-        return reply.status
+            response.abort()
+        assert response.status is not None
+        return response.status
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:

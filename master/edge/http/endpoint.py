@@ -21,7 +21,7 @@ from master.edge.http.errors import INTERNAL_ERROR, ErrorBody, error_body
 from master.edge.http.merged_outputs import merged_outputs
 from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics, RequestTimer
 from master.edge.http.request_body import read_or_refuse
-from master.edge.http.response import Reply, SlowReader
+from master.edge.http.response import HttpResponse, SlowReader
 from master.errors import ErrorKind, ServingError
 from master.service import Service
 
@@ -46,14 +46,14 @@ class GenerationEndpoint:
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope, send, self._config.slow_reader_timeout_s, self._error_body)
+        response = HttpResponse(scope, send, self._config.slow_reader_timeout_s, self._error_body)
         timer = self._metrics.timer(self._path)
         try:
             async with asyncio.TaskGroup() as tasks:
-                body = await read_or_refuse(scope, receive, self._config, reply)
+                body = await read_or_refuse(scope, receive, self._config, response)
                 if body is not None:
                     watch = tasks.create_task(raise_when_gone(receive))
-                    await self._answer(body, reply, timer)
+                    await self._answer(body, response, timer)
                     watch.cancel()
         except* ClientGone:
             logger.debug("a client of %s left", self._path)
@@ -61,28 +61,28 @@ class GenerationEndpoint:
             logger.info(
                 "a client of %s took nothing for %s s and was cut", self._path, self._config.slow_reader_timeout_s
             )
-            reply.abort()
+            response.abort()
             await until_gone(receive)
         finally:
-            timer.end(reply.final_status or CLIENT_CLOSED)
+            timer.end(response.final_status or CLIENT_CLOSED)
 
-    async def _answer(self, body: bytes, reply: Reply, timer: RequestTimer) -> None:
+    async def _answer(self, body: bytes, response: HttpResponse, timer: RequestTimer) -> None:
         answer: Answer | None = None
         try:
             answer = await self._read(body)
-            reply.name(answer.id)
-            await self._serve(answer, reply, timer)
+            response.name(answer.id)
+            await self._serve(answer, response, timer)
         except ServingError as error:
             if error.kind is ErrorKind.INTERNAL:
                 logger.error("%s: %s", answer.id if answer else "-", error.message)
-            await _fail(answer, reply, error)
+            await _fail(answer, response, error)
         except SlowReader:
             raise
         except Exception:
             logger.exception("%s: a bug in serving %s", answer.id if answer else "-", self._path)
-            await _fail(answer, reply, INTERNAL_ERROR)
+            await _fail(answer, response, INTERNAL_ERROR)
 
-    async def _serve(self, answer: Answer, reply: Reply, timer: RequestTimer) -> None:
+    async def _serve(self, answer: Answer, response: HttpResponse, timer: RequestTimer) -> None:
         is_stream = isinstance(answer, StreamedAnswer)
         requests = [replace(request, answer_id=answer.id) for request in answer.requests]
         generators = [self._service.generate(request) for request in requests]
@@ -93,19 +93,19 @@ class GenerationEndpoint:
                 events = answer.add(prompt, output)
                 if not is_stream:
                     continue
-                if reply.status is None:
-                    await reply.start_stream()
+                if response.status is None:
+                    await response.start_stream()
                 if events:
-                    await reply.write(events)
+                    await response.write(events)
         last = answer.end()
-        if reply.status is not None:
-            await reply.end_stream(last)
+        if response.status is not None:
+            await response.end_stream(last)
         else:
-            await reply.whole(200, last)
+            await response.whole(200, last)
 
 
-async def _fail(answer: Answer | None, reply: Reply, error: ServingError) -> None:
-    if isinstance(answer, StreamedAnswer) and reply.status is not None:
-        await reply.end_stream(answer.fail(error))
+async def _fail(answer: Answer | None, response: HttpResponse, error: ServingError) -> None:
+    if isinstance(answer, StreamedAnswer) and response.status is not None:
+        await response.end_stream(answer.fail(error))
     else:
-        await reply.fail(error)
+        await response.fail(error)

@@ -10,7 +10,7 @@ from master.edge.http.disconnect import ClientGone, until_gone
 from master.edge.http.errors import INTERNAL_ERROR, ErrorBody, error_body
 from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics
 from master.edge.http.request_body import read_or_refuse
-from master.edge.http.response import Reply, SlowReader
+from master.edge.http.response import HttpResponse, SlowReader
 from master.errors import ServingError
 
 logger = logging.getLogger(__name__)
@@ -34,26 +34,26 @@ class JsonEndpoint:
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope, send, self._config.slow_reader_timeout_s, self._error_body)
+        response = HttpResponse(scope, send, self._config.slow_reader_timeout_s, self._error_body)
         try:
-            body = await read_or_refuse(scope, receive, self._config, reply)
+            body = await read_or_refuse(scope, receive, self._config, response)
             if body is not None:
-                await self._reply(body, reply)
+                await self._respond(body, response)
         except ClientGone:
             logger.debug("a client of %s left", self._path)
         except SlowReader:
-            reply.abort()
+            response.abort()
             await until_gone(receive)
         finally:
-            self._metrics.count(self._path, reply.final_status or CLIENT_CLOSED)
+            self._metrics.count(self._path, response.final_status or CLIENT_CLOSED)
 
-    async def _reply(self, body: bytes, reply: Reply) -> None:
+    async def _respond(self, body: bytes, response: HttpResponse) -> None:
         try:
             answer = await self._answer(body)
         except ServingError as error:
-            await reply.fail(error)
+            await response.fail(error)
         except Exception:
             logger.exception("a bug in serving %s", self._path)
-            await reply.fail(INTERNAL_ERROR)
+            await response.fail(INTERNAL_ERROR)
         else:
-            await reply.whole(200, answer)
+            await response.whole(200, answer)

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope
 
 from master.edge.http.config import HttpConfig
 from master.edge.http.disconnect import ClientGone
-from master.edge.http.response import Reply
+from master.edge.http.response import HttpResponse
 from master.errors import ErrorKind, ServingError, invalid
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -50,12 +50,12 @@ async def read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes
         raise invalid(None, f"the body did not arrive within {config.body_timeout_s} seconds") from error
 
 
-async def read_or_refuse(scope: Scope, receive: Receive, config: HttpConfig, reply: Reply) -> bytes | None:
+async def read_or_refuse(scope: Scope, receive: Receive, config: HttpConfig, response: HttpResponse) -> bytes | None:
     """`read_body`, or None when the client has been told why not. Raises ClientGone, SlowReader."""
     try:
         return await read_body(scope, receive, config)
     except ServingError as error:
-        await reply.refuse_body(error, receive)
+        await response.refuse_body(error, receive)
         return None
 
 

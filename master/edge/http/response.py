@@ -28,7 +28,7 @@ class SlowReader(Exception):
     """The client has taken nothing of its answer for too long."""
 
 
-class Reply:
+class HttpResponse:
     def __init__(self, scope: Scope, send: Send, slow_reader_timeout_s: float, error_body: ErrorBody) -> None:
         self._scope = scope
         self._send = send
