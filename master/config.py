@@ -50,6 +50,8 @@ class MasterConfig(SecurityFlags, EtcdFlags):
         group="Model",
     )
 
+    enable_tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info, chat template included", group="Model")
+
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")
     http_server_port: int = flag(28888, "OpenAI API, health, metrics", group="Network", check=checks.port)
     rpc_server_port: int = flag(28889, "gRPC API", group="Network", check=checks.port)

@@ -89,6 +89,7 @@ class Master:
             slow_reader_timeout_s=config.slow_reader_timeout_s,
             cors_origins=config.cors_origins,
             parsers=self._parsers,
+            shows_tokenizer=config.enable_tokenizer_info,
         )
         app = create_app(self._service, http_config, CollectorRegistry(), keys=self._keys)
         self._http = HttpServer(

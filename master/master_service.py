@@ -90,6 +90,10 @@ class MasterService:
     async def cancel(self, request_id: str) -> None:
         await self._dispatcher.cancel(request_id)
 
+    @property
+    def num_in_flight(self) -> int:
+        return self._dispatcher.num_in_flight
+
     def not_ready_reason(self) -> str | None:
         return LEAVING if self.is_leaving else missing_route(self._workers.views())
 

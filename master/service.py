@@ -69,6 +69,11 @@ class Service(Protocol):
         """
         ...
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were admitted and have not ended."""
+        ...
+
     def not_ready_reason(self) -> str | None:
         """None when a request would succeed now."""
         ...

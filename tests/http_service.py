@@ -158,6 +158,10 @@ class HttpService:
         logprob = -1 / (sample + 1)
         return TokenLogprobs(token_id, logprob, 1, ((token_id, logprob), (10, -3.0)))
 
+    @property
+    def num_in_flight(self) -> int:
+        return self.num_open
+
     def not_ready_reason(self) -> str | None:
         return self.reason
 

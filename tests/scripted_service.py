@@ -175,6 +175,10 @@ class ScriptedService:
             matched_stop=1 if finish_reason is FinishReason.STOP else None,
         )
 
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.running_ids)
+
     def not_ready_reason(self) -> str | None:
         return self.reason
 

@@ -134,7 +134,7 @@ class Tokens(msgspec.Struct, frozen=True):
     tokens: list[int]
     count: int
     max_model_len: int
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None
 
 
 class DetokenizedText(msgspec.Struct, frozen=True):
@@ -146,6 +146,8 @@ class Model(msgspec.Struct, frozen=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
     max_model_len: int
     context_length: int
 

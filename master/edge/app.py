@@ -1,14 +1,14 @@
 """All HTTP routes of a master."""
 
 import http
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from master.edge import openapi
@@ -23,6 +23,7 @@ from master.edge.responses import stored
 from master.edge.routes.admin import OperationRoutes
 from master.edge.routes.health import HealthRoutes
 from master.edge.routes.models import ModelRoutes
+from master.edge.routes.server import ServerRoutes
 from master.errors import ErrorKind, ServingError
 from master.service import Service
 from serving.keys import Keys
@@ -34,32 +35,16 @@ def create_app(
     service: Service,
     config: HttpConfig,
     registry: CollectorRegistry,
-    extra_routes: Sequence[BaseRoute] = (),
     keys: Keys | None = None,
 ) -> ASGIApp:
-    """The master's HTTP API; `extra_routes` join it. Metrics are made in `registry`, which /metrics shows.
+    """The master's HTTP API. Metrics are made in `registry`, which /metrics shows.
 
     With `keys` all but health and metrics is only for those who present one.
     """
     metrics = HttpMetrics(registry)
-    models, health = ModelRoutes(service), HealthRoutes(service, registry)
     posts = post_routes(service, config, metrics)
-    gets = [
-        Route("/v1/models", models.list),
-        Route("/v1/models/{model:path}", models.get),
-        Route(stored.PATH, stored.find_stored, methods=stored.METHODS),
-        Route("/health", health.ready),
-        Route("/readyz", health.ready),
-        Route("/livez", health.live),
-        Route("/metrics", health.metrics),
-        Route(openapi.PATH, openapi.OpenApi().get),
-    ]
-    operations = OperationRoutes(service)
-    actions = [
-        Route("/v1/requests/{id}/cancel", operations.cancel, methods=["POST"]),
-        Route("/admin/instances/{name}/drain", operations.drain, methods=["POST"]),
-    ]
-    routes = [*gets, *actions, *(Route(path, post, methods=["POST"]) for path, post in posts.items()), *extra_routes]
+    routes = [*_gets(service, config, registry), *_actions(service)]
+    routes += [Route(path, post, methods=["POST"]) for path, post in posts.items()]
     others = Starlette(
         routes=routes,
         exception_handlers={ServingError: _on_serving_error, HTTPException: _on_http_error, Exception: _on_bug},
@@ -73,6 +58,35 @@ def create_app(
         access=None if keys is None else HttpAccess(keys, config),
         cors=Cors(config.cors_origins) if config.cors_origins else None,
     )
+
+
+def _gets(service: Service, config: HttpConfig, registry: CollectorRegistry) -> list[Route]:
+    models, health = ModelRoutes(service), HealthRoutes(service, registry)
+    server = ServerRoutes(service, health, shows_tokenizer=config.shows_tokenizer)
+    return [
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.get),
+        Route(stored.PATH, stored.find_stored, methods=stored.METHODS),
+        Route("/health", health.ready),
+        Route("/readyz", health.ready),
+        Route("/livez", health.live),
+        Route("/ping", server.ping, methods=["GET", "POST"]),
+        Route("/metrics", health.metrics),
+        Route("/", server.root),
+        Route("/version", server.root),
+        Route("/server_info", server.info),
+        Route("/load", server.load),
+        Route("/tokenizer_info", server.tokenizer_info),
+        Route(openapi.PATH, openapi.OpenApi().get),
+    ]
+
+
+def _actions(service: Service) -> list[Route]:
+    operations = OperationRoutes(service)
+    return [
+        Route("/v1/requests/{id}/cancel", operations.cancel, methods=["POST"]),
+        Route("/admin/instances/{name}/drain", operations.drain, methods=["POST"]),
+    ]
 
 
 class _App:
@@ -99,6 +113,8 @@ class _App:
         if scope["type"] != "http":
             await self._others(scope, receive, send)
             return
+        if len(scope["path"]) > 1 and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         if self._cors is not None and await self._cors.answer_preflight(scope, send):
             return
         if self._access is not None and (error := self._access.refusal(scope)) is not None:
@@ -146,6 +162,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         case status:
             phrase = http.HTTPStatus(status).phrase
             told = ServingError(ErrorKind.INTERNAL, f"{where}: {phrase}")
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers=error.headers)  # a client that asks what it may send
     response = _response(request, told)
     response.headers.update(error.headers or {})
     return response

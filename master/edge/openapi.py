@@ -25,8 +25,8 @@ from master.edge.messages.body import CountTokensBody, MessagesBody
 from master.edge.responses import reader as responses
 from master.edge.responses.body import ResponsesBody
 from master.edge.routes import admin as operations
-from master.edge.routes import embeddings
-from master.edge.routes.embeddings import EmbeddingsBody
+from master.edge.routes.not_offered import NOT_OFFERED, NotOfferedBody
+from master.edge.routes.server import ServerInfo, ServerLoad, ServerVersion, TokenizerInfo
 from master.edge.routes.tokenize import DetokenizeBody, TokenizeBody
 
 PATH = "/openapi.json"
@@ -70,7 +70,10 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("post", "/tokenize", "The token ids of a text or chat", TokenizeBody, answers.Tokens),
     Operation("post", "/detokenize", "The text of token ids", DetokenizeBody, answers.DetokenizedText),
-    Operation("post", embeddings.PATH, "Not offered by the models served here", EmbeddingsBody),
+    *(
+        Operation("post", path, f"Refused: the models served here give no {what}", NotOfferedBody)
+        for path, what in NOT_OFFERED.items()
+    ),
     Operation("get", "/v1/models", "The served models", answer=answers.ModelList),
     Operation("get", "/v1/models/{model}", "One model", answer=answers.Model),
     Operation("get", "/v1/responses/{response_id}", "Responses are not stored"),
@@ -84,6 +87,10 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/livez", "The process runs", answer=answers.Readiness),
     Operation("get", "/readyz", "A request would succeed now", answer=answers.Readiness, error=answers.Readiness),
     Operation("get", "/health", "As /readyz", answer=answers.Readiness, error=answers.Readiness),
+    Operation("get", "/version", "This server's version", answer=ServerVersion),
+    Operation("get", "/server_info", "What is served, and by how many workers", answer=ServerInfo),
+    Operation("get", "/load", "Requests in flight", answer=ServerLoad),
+    Operation("get", "/tokenizer_info", "The model's tokenizer, where a flag allows it", answer=TokenizerInfo),
     Operation("get", "/metrics", "For Prometheus", has_text=True),
 )  # fmt: skip
 

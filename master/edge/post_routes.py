@@ -15,7 +15,7 @@ from master.edge.http.metrics import HttpMetrics
 from master.edge.messages import count_tokens
 from master.edge.messages import reader as messages
 from master.edge.responses import reader as responses
-from master.edge.routes import embeddings
+from master.edge.routes.not_offered import not_offered
 from master.edge.routes.tokenize import Detokenize, Tokenize
 from master.service import Service
 
@@ -31,7 +31,7 @@ def post_routes(service: Service, config: HttpConfig, metrics: HttpMetrics) -> d
     answers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
         "/tokenize": Tokenize(service),
         "/detokenize": Detokenize(service),
-        embeddings.PATH: embeddings.NoEmbeddings(service),
+        **not_offered(service),
         count_tokens.PATH: count_tokens.CountTokens(service),
     }
     posts: dict[str, ASGIApp] = {}

@@ -14,11 +14,12 @@ from master.edge.http.errors import error_body
 from master.edge.http.json_object import NULL, encode, members
 from master.edge.openai.chunk import ChunkWriter
 from master.edge.openai.collected_choice import CollectedChoice
-from master.edge.openai.finish_reason import finish_members
+from master.edge.openai.finish_reason import NO_IDS, UNFINISHED, finish_members
 from master.edge.openai.logprobs import ChatLogprobs, prompt_logprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
 from master.output import ChoiceDelta, GenerationOutput
+from master.parsing.events import Event
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
 from protos.sampling_messages import TokenLogprobs
@@ -44,7 +45,7 @@ class ChatStream:
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         self._usage.add(prompt, output)
-        return b"".join([self._event(delta) for delta in output.choices])
+        return b"".join([self._events(delta) for delta in output.choices])
 
     def end(self) -> bytes:
         self._usage.require_complete()
@@ -53,20 +54,27 @@ class ChatStream:
     def fail(self, error: ServingError) -> bytes:
         return sse.event(error_body(error))
 
-    def _event(self, delta: ChoiceDelta) -> bytes:
+    def _events(self, delta: ChoiceDelta) -> bytes:
+        """How a choice ended is told in a chunk of its own: some clients drop the text that comes beside it."""
         is_first = delta.index not in self._opened
         read = self._readers[delta.index].read(delta)
-        events = [*self._echo, *read.events] if is_first else read.events
-        has_news = events or delta.finish_reason or (self._shows_every_token and delta.token_ids)
-        if not (has_news or is_first):
-            return b""  # tokens that mean nothing yet
+        news = [*self._echo, *read.events] if is_first else read.events
+        events = b""
+        if news or is_first or (self._shows_every_token and delta.token_ids):
+            events = self._event(delta, news, is_first)
+        if read.finish_reason is not None:
+            end = finish_members(read.finish_reason, delta.matched_stop) + (NO_IDS if self._returns_ids else b"")
+            events += self._frame.event(b'{"index":%d,"delta":{},"logprobs":null,%s}' % (delta.index, end))
+        return events
+
+    def _event(self, delta: ChoiceDelta, news: Sequence[Event], is_first: bool) -> bytes:
         self._opened.add(delta.index)
         choice = b'{"index":%d,"delta":{%s%s},"logprobs":%s,%s%s}' % (
             delta.index,
             b'"role":"assistant",' if is_first else b"",
-            delta_members(events),
+            delta_members(news),
             self._logprobs_of(delta),
-            finish_members(read.finish_reason, delta.matched_stop),
+            UNFINISHED,
             b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b"",
         )
         shows_prompt = is_first and self._returns_ids

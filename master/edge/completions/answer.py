@@ -12,7 +12,7 @@ from master.edge.http.errors import error_body
 from master.edge.http.json_object import NULL, encode, members
 from master.edge.openai.chunk import ChunkWriter
 from master.edge.openai.collected_choice import CollectedChoice
-from master.edge.openai.finish_reason import finish_members
+from master.edge.openai.finish_reason import NO_IDS, UNFINISHED, finish_members
 from master.edge.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter, prompt_logprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
@@ -52,7 +52,7 @@ class CompletionStream:
         self._usage.add(prompt, output)
         if output.prompt_logprobs:
             self._prompt_logprobs[prompt] = self._prompt_logprobs.get(prompt, ()) + output.prompt_logprobs
-        return b"".join([self._event(prompt, delta) for delta in output.choices])
+        return b"".join([self._events(prompt, delta) for delta in output.choices])
 
     def end(self) -> bytes:
         self._usage.require_complete()
@@ -61,12 +61,20 @@ class CompletionStream:
     def fail(self, error: ServingError) -> bytes:
         return sse.event(error_body(error))
 
-    def _event(self, prompt: int, delta: ChoiceDelta) -> bytes:
+    def _events(self, prompt: int, delta: ChoiceDelta) -> bytes:
+        """How a choice ended is told in a chunk of its own: some clients drop the text that comes beside it."""
         index = self._usage.index(prompt, delta.index)
         is_first = index not in self._opened
-        has_news = delta.text or delta.finish_reason or (self._shows_every_token and delta.token_ids)
-        if not (has_news or is_first):
-            return b""  # tokens whose text is yet to come
+        events = b""
+        if delta.text or is_first or (self._shows_every_token and delta.token_ids):
+            events = self._event(prompt, index, delta, is_first)
+        if delta.finish_reason is not None:
+            end = finish_members(delta.finish_reason, delta.matched_stop)
+            end += NO_IDS if self._body.return_token_ids else b""
+            events += self._frame.event(b'{"index":%d,"text":"","logprobs":null,%s}' % (index, end))
+        return events
+
+    def _event(self, prompt: int, index: int, delta: ChoiceDelta, is_first: bool) -> bytes:
         self._opened.add(index)
         echoed = self._prompts[prompt]
         extensions = b""
@@ -80,7 +88,7 @@ class CompletionStream:
                 index,
                 encode(echoed.text + delta.text if is_first else delta.text),
                 self._logprobs_of(prompt, index, delta) if self._has_logprobs else NULL,
-                finish_members(delta.finish_reason, delta.matched_stop),
+                UNFINISHED,
                 extensions,
             )
         )

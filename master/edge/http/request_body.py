@@ -1,6 +1,7 @@
 """A request's body, read within limits."""
 
 import asyncio
+import codecs
 import re
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ async def read_or_refuse(scope: Scope, receive: Receive, config: HttpConfig, res
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     """Raises ServingError INVALID_REQUEST, naming the field that has the wrong type."""
     try:
-        return decoder.decode(body)
+        return decoder.decode(body.removeprefix(codecs.BOM_UTF8))
     except msgspec.ValidationError as error:
         message = str(error)
         path = PATH_SUFFIX.search(message)

@@ -1,7 +1,8 @@
 """/livez: the process runs. /readyz and /health: a request would succeed now. /metrics: Prometheus."""
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ class HealthRoutes:
         self._registry = registry
 
     async def live(self, request: Request) -> Response:
-        return Response(b'{"status":"alive"}', media_type="application/json")
+        return Response(b'{"status":"live"}', media_type="application/json")
 
     async def ready(self, request: Request) -> Response:
         reason = self._service.not_ready_reason()
@@ -30,4 +31,6 @@ class HealthRoutes:
         )
 
     async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        """As OpenMetrics for who asks for it, else in Prometheus's own form."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})

@@ -1,33 +1,57 @@
 """/v1/models"""
 
+from datetime import UTC, datetime
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from master.service import ModelCard, Service
 
+ANTHROPIC_HEADER = "anthropic-version"  # its clients send it with every request
+
 
 class ModelRoutes:
+    """In OpenAI's form, or in Anthropic's for its clients."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def list(self, request: Request) -> Response:
-        cards = [_model(card) for card in self._service.models()]
-        return Response(msgspec.json.encode({"object": "list", "data": cards}), media_type="application/json")
+        cards = self._service.models()
+        if ANTHROPIC_HEADER in request.headers:
+            data = [_anthropic_model(card) for card in cards]
+            ends = {"first_id": cards[0].id, "last_id": cards[-1].id, "has_more": False}
+            return _json({"data": data, **ends})
+        root = cards[0].id
+        return _json({"object": "list", "data": [_model(card, root) for card in cards]})
 
     async def get(self, request: Request) -> Response:
         """Raises ServingError NOT_FOUND."""
         card = self._service.resolve_model(request.path_params["model"])
-        return Response(msgspec.json.encode(_model(card)), media_type="application/json")
+        if ANTHROPIC_HEADER in request.headers:
+            return _json(_anthropic_model(card))
+        return _json(_model(card, self._service.resolve_model(None).id))
 
 
-def _model(card: ModelCard) -> dict[str, object]:
-    """The length of the context is under both names clients look for."""
+def _model(card: ModelCard, root: str) -> dict[str, object]:
+    """The length of the context is under both names clients look for; `root` is the model that an alias stands for."""
     return {
         "id": card.id,
         "object": "model",
         "created": card.created,
         "owned_by": card.owner,
+        "root": root,
+        "parent": None,
         "max_model_len": card.max_context,
         "context_length": card.max_context,
     }
+
+
+def _anthropic_model(card: ModelCard) -> dict[str, object]:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": card.id, "display_name": card.id, "created_at": created}
+
+
+def _json(answer: dict[str, object]) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

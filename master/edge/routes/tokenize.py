@@ -28,7 +28,7 @@ class Tokenize:
         self._decoder = msgspec.json.Decoder(TokenizeBody)
 
     async def __call__(self, body_bytes: bytes) -> bytes:
-        """`{"tokens", "count", "max_model_len"}`, and `token_strs` if asked for. Raises ServingError."""
+        """`{"tokens", "count", "max_model_len", "token_strs"}`, the last null unless asked for. Raises ServingError."""
         body = decode_body(body_bytes, self._decoder)
         model = self._service.resolve_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -37,10 +37,9 @@ class Tokenize:
             ids = await encode_text(self._service, "prompt", body.prompt, body.add_special_tokens is not False)
         else:
             ids = await encode_chat(self._service, body, body.tool_use().template_tools, len(body_bytes))
-        answer: dict[str, object] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context}
-        if body.return_token_strs:
-            tokenizer = self._service.tokenizer
-            answer["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]
+        tokenizer = self._service.tokenizer
+        texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context, "token_strs": texts}
         return encode(answer)
 
 

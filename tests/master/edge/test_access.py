@@ -140,7 +140,8 @@ async def test_pages_of_other_origins_get_no_leave() -> None:
             answer = await edge.client.send("POST", CHAT, BODY, {**JSON, "origin": origin})
             assert "access-control-allow-origin" not in answer.headers
     async with serving(HttpService()) as edge:
-        assert (await edge.client.send("OPTIONS", CHAT, headers=preflight(PAGE))).status == 405
+        answer = await edge.client.send("OPTIONS", CHAT, headers=preflight(PAGE))
+        assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_a_star_allows_every_origin() -> None:

@@ -57,14 +57,14 @@ async def test_a_stream_ends_with_one_done_and_without_usage_unless_asked(edge: 
 async def test_tokens_without_text_yet_make_no_event(edge: HttpEdge) -> None:
     chunks = await edge.client.stream(PATH, messages=HI)
     assert len(chunks) - 1 < REPLY_TOKENS  # the bytes of 你 come one a token
-    assert all(json.loads(chunk)["choices"][0]["delta"]["content"] for chunk in chunks[:-1])
+    assert all(json.loads(chunk)["choices"][0]["delta"]["content"] for chunk in chunks[:-2])
 
 
 async def test_usage_that_is_sent_all_along_never_shrinks(edge: HttpEdge) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, _ = await edge.client.stream(PATH, messages=HI, stream_options=options)
     counts = [json.loads(chunk)["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == [*range(1, REPLY_TOKENS + 1), REPLY_TOKENS]
+    assert counts == [*range(1, REPLY_TOKENS + 1), REPLY_TOKENS, REPLY_TOKENS]  # the end, and the usage
     assert {json.loads(chunk)["usage"]["prompt_tokens"] for chunk in chunks} == {PROMPT_TOKENS}
 
 
@@ -130,7 +130,7 @@ async def test_an_answer_begins_with_the_message_it_continues_when_asked(
     texts = ["", ""]
     for chunk in chunks:
         for streamed in json.loads(chunk)["choices"]:
-            texts[streamed["index"]] += streamed["delta"]["content"]
+            texts[streamed["index"]] += streamed["delta"].get("content", "")
     assert texts == [opening + REPLY] * 2
 
 
@@ -277,3 +277,12 @@ async def test_each_spelling_of_a_grammar_reaches_the_request(edge: HttpEdge) ->
     for fields, grammar in spellings:
         assert (await edge.client.post(PATH, messages=HI, **fields)).status == 200
         assert edge.service.requests[-1].sampling.grammar == grammar
+
+
+async def test_the_last_text_comes_before_the_chunk_that_ends_its_choice(edge: HttpEdge) -> None:
+    """T11"""
+    *chunks, _ = await edge.client.stream(PATH, messages=HI, n=2)
+    choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    ends = [choice for choice in choices if choice["finish_reason"] is not None]
+    assert [choice["delta"] for choice in ends] == [{}, {}]
+    assert {choice["index"]: choice for choice in choices} == {choice["index"]: choice for choice in ends}

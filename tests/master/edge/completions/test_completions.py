@@ -100,7 +100,7 @@ async def test_streamed_logprobs_are_those_of_the_response(edge: HttpEdge, echo:
             choice["logprobs"]
             for chunk in chunks
             for choice in json.loads(chunk)["choices"]
-            if choice["index"] == whole["index"]
+            if choice["index"] == whole["index"] and choice["finish_reason"] is None
         ]
         for name, values in whole["logprobs"].items():
             assert [value for part in parts for value in part[name]] == values
@@ -113,7 +113,7 @@ async def test_an_echoed_prompt_of_ids_is_decoded(edge: HttpEdge) -> None:
         {"index": 0, "text": "hi 你H", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
     *chunks, _ = await edge.client.stream(PATH, prompt=ids, echo=True, max_tokens=2)
-    assert [json.loads(chunk)["choices"][0]["text"] for chunk in chunks] == ["hi 你H", "e"]
+    assert [json.loads(chunk)["choices"][0]["text"] for chunk in chunks] == ["hi 你H", "e", ""]
 
 
 async def test_an_echo_of_ids_is_the_prompt_as_given(edge: HttpEdge) -> None:
@@ -127,7 +127,7 @@ async def test_an_echo_of_ids_is_the_prompt_as_given(edge: HttpEdge) -> None:
     *chunks, _ = await edge.client.stream(PATH, **asked)
     streamed = [json.loads(chunk)["choices"][0] for chunk in chunks]
     assert "".join(part["text"] for part in streamed) == choice["text"]
-    offsets = [offset for part in streamed for offset in part["logprobs"]["text_offset"]]
+    offsets = [offset for part in streamed[:-1] for offset in part["logprobs"]["text_offset"]]
     assert offsets == choice["logprobs"]["text_offset"]
 
 
@@ -222,3 +222,11 @@ async def test_what_a_completion_cannot_do_is_refused(edge: HttpEdge) -> None:
         assert (refused.status, refused.error()["param"]) == (400, field), fields
     assert (await edge.client.post(PATH, prompt="hi", suffix="")).status == 200
     assert (await edge.client.post(PATH, prompt="hi", best_of=1, stream=True)).status == 200
+
+
+async def test_the_last_text_comes_before_the_chunk_that_ends_its_choice(edge: HttpEdge) -> None:
+    """T11"""
+    *chunks, _ = await edge.client.stream(PATH, prompt="hi", max_tokens=64)
+    choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices[:-1]) == REPLY
+    assert (choices[-1]["text"], choices[-1]["finish_reason"]) == ("", "stop")
