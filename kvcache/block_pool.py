@@ -5,6 +5,7 @@ A block is in one of three states, and `free + cached + held == num_blocks` at a
     free   --allocate-->  held       --release, never committed-->  free
     cached --match----->  held       --release, committed-------->  cached
     cached --evicted by allocate-->  held under another owner
+    cached --forgotten-->  free
 
 Only the engine thread touches a pool. Every operation costs O(1) for each block it names.
 """
@@ -161,6 +162,18 @@ class BlockPool:
             self._record(CacheEventKind.STORED, block_hash)
         assert self._hashes[block] == block_hash, f"block {block} has other content already"
         return True
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """What these hashes name is not to be trusted: `match` finds it no more. Whoever holds it keeps it."""
+        for block_hash in hashes:
+            block = self._block_of_hash.pop(block_hash, None)
+            if block is None:
+                continue
+            self._hashes[block] = None
+            if self._references[block] == 0:
+                del self._cached[block]
+                self._free.append(block)
+            self._record(CacheEventKind.REMOVED, block_hash)
 
     def drain_events(self) -> list[CacheEvent]:
         """What changed since the last call, in order, or one RESET when that was more than is kept."""

@@ -117,6 +117,8 @@ class Worker:
         """None when a leg sent here would be served now."""
         if self._is_draining:
             return "draining"
+        if self._legs.failing_reason is not None:
+            return f"steps fail: {self._legs.failing_reason}"
         if self._is_stalled:
             return f"the engine has made no progress for over {self._config.stall_timeout_s:g} s"
         if self._registration is not None and (problem := self._registration.problem) is not None:
@@ -158,6 +160,7 @@ class Worker:
             role=self._config.effective_role,
             is_draining=self._is_draining,
             is_stalled=self._is_stalled,
+            failing_reason=self._legs.failing_reason,
         )
 
     def _welcome(self) -> Welcome:

@@ -151,6 +151,23 @@ def test_too_many_events_collapse_to_a_reset_and_the_snapshot_is_the_truth() -> 
     assert pool.drain_events() == [CacheEvent(CacheEventKind.STORED, later)]
 
 
+def test_what_is_forgotten_is_found_no_more_and_stays_with_its_holders() -> None:
+    """R10"""
+    pool = BlockPool(6)
+    hashes = chain("a", 4)
+    cache(pool, hashes)
+    held = pool.match(hashes[:2])
+    pool.drain_events()
+    pool.forget([*hashes[:3], b"x" * 16])
+    pool.check()
+    assert (pool.num_held, pool.num_cached, pool.match(hashes), pool.snapshot()) == (2, 1, [], hashes[3:])
+    assert pool.drain_events() == [CacheEvent(CacheEventKind.REMOVED, key) for key in hashes[:3]]
+    assert pool.commit(held[0], hashes[0])
+    pool.release(held)
+    pool.check()
+    assert (pool.num_free, pool.num_cached) == (4, 2)
+
+
 @pytest.mark.parametrize("misuse", ["release", "retain", "commit"])
 def test_using_a_block_that_nobody_holds_is_a_bug(misuse: str) -> None:
     pool = BlockPool(2)
@@ -227,6 +244,12 @@ class PoolMachine(RuleBasedStateMachine):
         table = list(which.choice(self.held))
         self.pool.retain(table)
         self.held.append(table)
+
+    @rule(tree=st.integers(0, 2), length=st.integers(0, 6))
+    def forget(self, tree: int, length: int) -> None:
+        hashes = [*chain("shared", length // 2), *chain(f"tree{tree}", length - length // 2)]
+        self.pool.forget(hashes)
+        self.known = {key: block for key, block in self.known.items() if key not in hashes}
 
     @rule()
     def tell_master(self) -> None:

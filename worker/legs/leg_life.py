@@ -28,6 +28,7 @@ from protos.session_messages import (
 from worker.engines.compute_engine import ComputeEngine, FirstToken, Run
 from worker.legs.hand_off import check_record, make_record
 from worker.legs.leg import Leg, Link, Phase
+from worker.legs.self_check import SelfCheck
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class Legs:
 
     def __init__(self, engine: ComputeEngine) -> None:
         self._engine = engine
-        self._links: set[Link] = set()
+        self._check = SelfCheck(self.begin, engine.limits.max_context)
+        self._links: set[Link] = {self._check}
         self._legs: dict[tuple[Link, int], Leg] = {}  # until they end
         self._unreleased: dict[Run, Leg] = {}
         self._updates: dict[Link, list[LegUpdate]] = {}
@@ -58,6 +60,11 @@ class Legs:
     @property
     def is_draining(self) -> bool:
         return self._is_draining
+
+    @property
+    def failing_reason(self) -> str | None:
+        """Why no leg is taken: the engine's steps fail, one after another."""
+        return self._check.failing_reason
 
     # What masters ask for; on any thread.
 
@@ -109,7 +116,7 @@ class Legs:
         if (link, start.leg) in self._legs:
             logger.warning("%s: leg %d was started twice", start.request_id, start.leg)
             return
-        failure = self._refusal(start)
+        failure = self._refusal(link, start)
         if failure is not None:
             self._tell(link, LegUpdate(start.leg, failure=failure, ended=True))
             return
@@ -154,6 +161,8 @@ class Legs:
         leg = self._unreleased[run]
         prefilled = Prefilled(computed_tokens, time.monotonic() - leg.admitted_s)
         self._emit(leg, LegUpdate(leg.start.leg, prefilled=prefilled))
+        if leg.stage is Stage.PREFILL:
+            self._check.leg_done()
 
     def hand_off_record(self, run: Run, first_tokens: Items[FirstToken]) -> bytes:
         return make_record(run, first_tokens)
@@ -169,12 +178,16 @@ class Legs:
         self._emit(leg, LegUpdate(leg.start.leg, deltas=(delta,)))
         if delta.finish_reason is not None:
             self._finish(leg, delta.sequence)
+            if not leg.unfinished:
+                self._check.leg_done()
 
     def prompt_logprobs(self, run: Run, entries: Items[TokenLogprobs]) -> None:
         leg = self._unreleased[run]
         self._emit(leg, LegUpdate(leg.start.leg, prompt_logprobs=tuple(entries)))
 
     def failed(self, run: Run, failure: Failure) -> None:
+        if failure.code is ErrorCode.INTERNAL:
+            self._check.step_failed(failure.message)
         self._fail(self._unreleased[run], failure)
 
     def released(self, run: Run) -> None:
@@ -183,7 +196,9 @@ class Legs:
         self._tell(leg.link, LegUpdate(leg.start.leg, ended=True))
 
     def turned(self, cache_events: Items[CacheEvent]) -> None:
-        self._end_overdue(time.monotonic())
+        now_s = time.monotonic()
+        self._end_overdue(now_s)
+        self._check.turned(now_s)
         updates, self._updates = self._updates, {}
         if any(event.kind is CacheEventKind.RESET for event in cache_events):
             cache_events = []
@@ -195,9 +210,11 @@ class Legs:
         while self._idle_calls and not self._unreleased:
             self._idle_calls.pop()()
 
-    def _refusal(self, start: Start) -> Failure | None:
+    def _refusal(self, link: Link, start: Start) -> Failure | None:
         if self._is_draining:
             return Failure(ErrorCode.UNAVAILABLE, "the worker is draining")
+        if self.failing_reason is not None and link is not self._check:
+            return Failure(ErrorCode.UNAVAILABLE, f"the worker's steps fail: {self.failing_reason}")
         num_queued = sum(leg.phase is Phase.QUEUED for leg in self._legs.values())
         if num_queued >= self._engine.limits.max_queued:
             return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{num_queued} legs are queued")

@@ -202,7 +202,6 @@ class TorchEngine:
                 self._groups.report_prompt_logprobs(group, *prompt_logprobs[index])
             chosen = tokens.get(chunk.sequence, [])
             if isinstance(chosen, SamplingError):
-                # Its KV may be what is wrong: it must not get into the prefix cache.
                 self._groups.fail(group, chosen.code, str(chosen))
                 continue
             self._scheduler.advance(chunk)

@@ -150,6 +150,10 @@ class SequenceGroups:
     def fail(self, group: SequenceGroup, code: ErrorCode, message: str) -> None:
         if group.phase is Phase.ENDED:
             return
+        if code is ErrorCode.INTERNAL:
+            # What its KV was built on may be why, so none of that stays in the prefix cache.
+            for sequence in group.sequences:
+                self._scheduler.pool.forget(sequence.hashes)
         self._sink.failed(group.run, Failure(code, message))
         self._end(group, message)
 

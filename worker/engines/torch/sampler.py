@@ -20,9 +20,15 @@ _FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting 
 
 
 class SamplingError(RuntimeError):
-    """The model's logits hold no usable distribution (NaN, or nothing left to choose from)."""
+    """The model's logits hold no usable distribution."""
 
     code = ErrorCode.INTERNAL
+
+
+class NothingToChoose(SamplingError):
+    """Every token is forbidden, by what the request asks for."""
+
+    code = ErrorCode.INVALID_ARGUMENT
 
 
 class Restriction(Protocol):
@@ -102,7 +108,7 @@ def _choose(raw: torch.Tensor, row: SamplingRow) -> int:
         row.grammar.restrict(logits, row.output_ids)
     peak, best = logits.max(dim=-1)
     if not math.isfinite(peak):
-        raise SamplingError("no token is left to choose from")
+        raise NothingToChoose("no token is left to choose from")
     if row.params.temperature == 0.0:
         return int(best)
     # Relative to the peak, so that no temperature overflows.

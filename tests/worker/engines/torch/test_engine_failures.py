@@ -28,6 +28,7 @@ from tests.worker.engines.torch.engine_rig import (
 from tests.worker.engines.torch.reference import prompt
 from worker.engines.compute_engine import FirstToken, Run
 from worker.legs.hand_off import make_record
+from worker.legs.self_check import FAILURES_IN_A_ROW
 
 LONG = dataclasses.replace(GREEDY, max_tokens=500)
 
@@ -275,6 +276,75 @@ def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: 
         assert node.master.result(starts[1]).failure is None
         node.flush()
         assert len(node.master.cached) == len(healthy) // BLOCK_SIZE
+
+
+def test_nothing_that_ended_in_nan_stays_in_the_cache(tiny_llama: Path) -> None:
+    """R10: neither the chunks before the one with NaN, nor what they were built on."""
+    ids, sampling = prompt(60, 31), dataclasses.replace(GREEDY, max_tokens=4)
+    with Node(tiny_llama, max_tokens_per_step=BLOCK_SIZE) as node:
+        embedding = node.engine._runner._model.get_input_embeddings().weight  # type: ignore[operator]
+        assert ids[50] not in ids[:48]
+        was = embedding[ids[50]].clone()
+        with torch.inference_mode():
+            embedding[ids[50]] = torch.nan
+        assert node.master.failure(node.start(ids, sampling).leg).code is ErrorCode.INTERNAL
+        node.flush()
+        assert node.pool.snapshot() == [] and node.master.cached == set()
+        with torch.inference_mode():
+            embedding[ids[50]] = was
+        expected = node.run(ids, sampling).token_ids
+        (first,) = node.pool.match(node.pool.snapshot()[:1])  # KV that went bad unnoticed
+        node.pool.release([first])
+        node.engine._runner._memory.tensor[first] = torch.nan
+        assert node.master.failure(node.start(ids, sampling).leg).code is ErrorCode.INTERNAL
+        assert node.run(ids, sampling).token_ids == expected
+
+
+def test_an_engine_whose_steps_fail_takes_no_legs_until_one_of_its_own_worked(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1"""
+
+    def fail(chunks: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with Node(tiny_llama) as node:
+        with monkeypatch.context() as patched:
+            patched.setattr(node.engine._runner, "step", fail)
+            for number in range(FAILURES_IN_A_ROW):
+                assert node.legs.failing_reason is None, number
+                assert node.master.failure(node.start(prompt(20, 30)).leg).code is ErrorCode.INTERNAL
+                node.flush()
+            refusal = node.master.failure(node.start(prompt(20, 30)).leg)
+            assert refusal.code is ErrorCode.UNAVAILABLE and "out of memory" in refusal.message
+            assert node.legs.failing_reason is not None and "out of memory" in node.legs.failing_reason
+        eventually(lambda: node.legs.failing_reason is None, "a step of its own works")
+        assert node.run(prompt(20, 30)).failure is None
+
+
+def test_what_clients_ask_for_never_makes_an_engine_fail(tiny_llama: Path) -> None:
+    """R1"""
+    nothing_left = dataclasses.replace(GREEDY, bad_words_ids=tuple((token_id,) for token_id in range(512)))
+    with Node(tiny_llama) as node:
+        for _ in range(2 * FAILURES_IN_A_ROW):
+            failure = node.master.failure(node.start(prompt(20, 30), nothing_left).leg)
+            assert failure.code is ErrorCode.INVALID_ARGUMENT
+        node.flush()
+        assert node.legs.failing_reason is None
+
+
+def test_steps_that_fail_now_and_then_are_no_reason_to_stop(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1"""
+
+    def fail(chunks: object) -> None:
+        raise RuntimeError("once")
+
+    with Node(tiny_llama) as node:
+        for _ in range(2 * FAILURES_IN_A_ROW):
+            with monkeypatch.context() as patched:
+                patched.setattr(node.engine._runner, "step", fail)
+                assert node.master.failure(node.start(prompt(20, 30)).leg).code is ErrorCode.INTERNAL
+            assert node.run(prompt(20, 30)).failure is None
 
 
 def test_sampling_parameters_out_of_range_fail_only_their_leg(llama: Node) -> None:
