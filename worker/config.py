@@ -16,6 +16,7 @@ from registry.etcd.flags import EtcdFlags
 from serving.cluster_flags import ClusterFlags
 from serving.server_tls import ServerTls, server_tls
 from worker.faults.plan import FaultPlan
+from worker.legs.leg_limits import LegLimits
 
 TRANSPORT_NAMES = tuple(transport.name for transport in TRANSPORTS)
 
@@ -94,6 +95,19 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         group="KV cache",
         check=checks.at_least(1),
     )
+    max_queued_pulls: int = flag(
+        16,
+        "Legs that may wait for room to pull their KV; more are refused, and decoded elsewhere",
+        group="KV cache",
+        check=checks.at_least(0),
+    )
+    max_pull_wait_s: float = flag(
+        5.0,
+        "How long such a leg may wait, but never above a quarter of the prefill worker's lease",
+        group="KV cache",
+        unit="s",
+        check=checks.more_than(0.0),
+    )
     transfer_connect_timeout_s: float = flag(
         2.0,
         "How long connecting to a prefill worker's transfer port may take, and its first answer",
@@ -146,6 +160,9 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     def __post_init__(self) -> None:
         if self.nnodes > 1 or self.node_rank > 0:
             raise FlagError("nnodes", f"{self.nnodes} ranks: an instance of several ranks is not supported yet, use 1")
+        if self.max_tokens_per_step < self.max_num_seqs:
+            problem = f"{self.max_tokens_per_step}: below max_num_seqs {self.max_num_seqs}, streams would starve"
+            raise FlagError("max_tokens_per_step", problem)
         try:
             named(self.transports)
         except ValueError as error:
@@ -156,6 +173,10 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         return server_tls(
             "worker_tls_", self.worker_tls_cert_file, self.worker_tls_key_file, self.worker_tls_client_ca_file
         )
+
+    @property
+    def leg_limits(self) -> LegLimits:
+        return LegLimits(self.max_queued, self.max_exports, self.max_queued_pulls, self.max_pull_wait_s)
 
     @property
     def effective_role(self) -> Role:

@@ -43,7 +43,7 @@ class Worker:
         self._config = config
         self._engine = engine
         self._message_faults = None if faults.session is None else MessageFaults(faults.session)
-        self._legs = Legs(engine)
+        self._legs = Legs(engine, config.leg_limits)
         self._tls = config.master_tls()
         self._advertise_host = config.advertise_host or free_of_wildcard(config.host)
         self._is_draining = False

@@ -31,3 +31,10 @@ def test_faults_are_read_at_start_and_not_in_the_help(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         parsed("--help")
     assert "inject_faults" not in capsys.readouterr().out
+
+
+def test_a_step_must_hold_a_token_of_every_stream() -> None:
+    """R20"""
+    with pytest.raises(FlagError, match=r"max_tokens_per_step.*63.*max_num_seqs 64"):
+        WorkerConfig(max_tokens_per_step=63, max_num_seqs=64)
+    WorkerConfig(max_tokens_per_step=64, max_num_seqs=64)

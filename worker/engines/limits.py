@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protos.sampling_messages import SAMPLING_OPTIONS, SamplingParams
 from protos.session_messages import ErrorCode, Failure, Stage, Start
 
+MAX_SEQUENCES = 1024  # of one leg
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -17,12 +18,12 @@ class EngineLimits:
     block_size: int
     num_blocks: int
     max_num_seqs: int
-    max_queued: int
-    max_exports: int
 
     def refusal(self, start: Start) -> Failure | None:
-        """Why this leg could never run here. The master checked most of it; a worker trusts nobody."""
-        num_tokens = len(start.prompt_ids) + len(start.output_ids)
+        """Why this leg could never run here. The master checked most of it; a worker trusts nobody.
+
+        INVALID_ARGUMENT for what makes no sense anywhere, RESOURCE_EXHAUSTED for what a larger worker could take.
+        """
         if start.stage is Stage.DECODE and start.kv_handle is None:
             return _invalid("kv_handle: unset, there is nowhere to pull from")
         if not start.prompt_ids:
@@ -33,21 +34,33 @@ class EngineLimits:
             return _invalid(f"age_s: {start.age_s} is out of range")
         if not start.sequences or len(set(start.sequences)) < len(start.sequences):
             return _invalid(f"sequences: {list(start.sequences)} are not distinct indexes")
-        if len(start.sequences) > self.max_num_seqs:
-            return _invalid(f"sequences: {len(start.sequences)}, this worker runs at most {self.max_num_seqs}")
+        if len(start.sequences) > MAX_SEQUENCES:
+            return _invalid(f"sequences: {len(start.sequences)}, at most {MAX_SEQUENCES}")
         for name, token_ids in (("prompt_ids", start.prompt_ids), ("output_ids", start.output_ids)):
             if not self._are_known(token_ids):
                 return _invalid(f"{name}: outside the vocabulary of {self.vocab_size}")
         if start.sampling.max_tokens <= len(start.output_ids):
             return _invalid(f"max_tokens: {start.sampling.max_tokens}, already emitted {len(start.output_ids)}")
-        longest = len(start.prompt_ids) + start.sampling.max_tokens
+        return self._sampling_refusal(start.sampling) or self._size_refusal(start, start.stage)
+
+    def decode_refusal(self, start: Start) -> Failure | None:
+        """Why what was begun as `start` can't be decoded to its end here."""
+        return self._size_refusal(start, Stage.WHOLE)
+
+    def _size_refusal(self, start: Start, stage: Stage) -> Failure | None:
+        """A worker that only prefills computes one token, whatever may follow on another."""
+        num_tokens = len(start.prompt_ids) + len(start.output_ids)
+        if stage is Stage.PREFILL:
+            what, longest = "prompt", num_tokens + 1
+        else:
+            what, longest = "prompt and max_tokens", len(start.prompt_ids) + start.sampling.max_tokens
         if longest > self.max_context:
-            return _invalid(f"prompt and max_tokens: {longest} tokens, the context holds {self.max_context}")
+            return _too_large(f"{what}: {longest} tokens, this worker's context holds {self.max_context}")
         # The last token emitted needs no KV.
-        needed = -(-max(longest - 1, num_tokens) // self.block_size)
+        needed = -(-(longest - 1) // self.block_size)
         if needed > self.num_blocks:
-            return _invalid(f"prompt and max_tokens: {needed} blocks of KV, this worker has {self.num_blocks}")
-        return self._sampling_refusal(start.sampling)
+            return _too_large(f"{what}: {needed} blocks of KV, this worker has {self.num_blocks}")
+        return None
 
     def _sampling_refusal(self, sampling: SamplingParams) -> Failure | None:
         """What would break the step it is sampled in, and so the work of others, or make no distribution."""
@@ -73,3 +86,7 @@ class EngineLimits:
 
 def _invalid(message: str) -> Failure:
     return Failure(ErrorCode.INVALID_ARGUMENT, message)
+
+
+def _too_large(message: str) -> Failure:
+    return Failure(ErrorCode.RESOURCE_EXHAUSTED, message)

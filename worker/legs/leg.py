@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from kvcache.block_pool import CacheEvent
-from protos.session_messages import LegUpdate, Stage, Start
+from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start
 from worker.engines.compute_engine import Run
 
 
@@ -37,6 +37,7 @@ class Leg:
     run: Run
     arrived_s: float  # time.monotonic()
     stage: Stage = field(init=False)  # PREFILL turns to WHOLE when it is told to decode here
+    pull_wait_s: float | None = None  # how long it may be queued; None: as long as it may take altogether
     phase: Phase = Phase.QUEUED
     admitted_s: float = 0.0  # time.monotonic()
     unfinished: set[int] = field(init=False)  # indexes of sequences
@@ -51,5 +52,14 @@ class Leg:
         return self.stage is Stage.PREFILL and self.run.num_left > 1
 
     @property
-    def deadline_s(self) -> float:
-        return self.arrived_s + self.start.time_limit_s
+    def is_queued_pull(self) -> bool:
+        return self.phase is Phase.QUEUED and self.stage is Stage.DECODE
+
+    def overdue(self, now_s: float) -> Failure | None:
+        """Why it ends now, unless it has time left."""
+        waited_s = now_s - self.arrived_s
+        if waited_s >= self.start.time_limit_s:
+            return Failure(ErrorCode.DEADLINE_EXCEEDED, f"not finished within {self.start.time_limit_s:g} s")
+        if self.pull_wait_s is not None and self.phase is Phase.QUEUED and waited_s >= self.pull_wait_s:
+            return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"no room to pull within {self.pull_wait_s:g} s")
+        return None

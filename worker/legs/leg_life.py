@@ -28,6 +28,7 @@ from protos.session_messages import (
 from worker.engines.compute_engine import ComputeEngine, FirstToken, Run
 from worker.legs.hand_off import check_record, make_record
 from worker.legs.leg import Leg, Link, Phase
+from worker.legs.leg_limits import LegLimits
 from worker.legs.self_check import SelfCheck
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ logger = logging.getLogger(__name__)
 class Legs:
     """`engine` must be started with these legs as its sink."""
 
-    def __init__(self, engine: ComputeEngine) -> None:
+    def __init__(self, engine: ComputeEngine, limits: LegLimits) -> None:
         self._engine = engine
+        self._limits = limits
         self._check = SelfCheck(self.begin, engine.limits.max_context)
         self._links: set[Link] = {self._check}
         self._legs: dict[tuple[Link, int], Leg] = {}  # until they end
@@ -116,13 +118,19 @@ class Legs:
         if (link, start.leg) in self._legs:
             logger.warning("%s: leg %d was started twice", start.request_id, start.leg)
             return
-        failure = self._refusal(link, start)
+        try:
+            handle = None if start.kv_handle is None else KvHandle.decode(start.kv_handle)
+        except ValueError as error:
+            failure: Failure | None = Failure(ErrorCode.TRANSFER_FAILED, f"kv_handle: {error}")
+        else:
+            failure = self._refusal(link, start)
         if failure is not None:
             self._tell(link, LegUpdate(start.leg, failure=failure, ended=True))
             return
         self._num_runs += 1
         run = Run.of(start, self._num_runs, self._engine.identity.model.identity, arrived_s)
-        leg = Leg(start, link, run, arrived_s)
+        wait_s = None if handle is None else self._limits.pull_wait_s(handle.lease_s)
+        leg = Leg(start, link, run, arrived_s, wait_s)
         self._legs[link, start.leg] = self._unreleased[run] = leg
         self._engine.add(run)
 
@@ -138,7 +146,10 @@ class Legs:
 
     def _decode_here(self, link: Link, number: int) -> None:
         leg = self._legs.get((link, number))
-        if leg is None or not self._engine.decode_here(leg.run):
+        refusal = None if leg is None else self._engine.limits.decode_refusal(leg.start)
+        if leg is not None and refusal is not None:
+            self._give_up(leg, refusal)
+        elif leg is None or not self._engine.decode_here(leg.run):
             # Unless it finished, its master takes the KV to be here still, and would wait for tokens.
             failure = Failure(ErrorCode.TRANSFER_FAILED, "the KV is gone")
             self._tell(link, LegUpdate(number, failure=failure))
@@ -216,28 +227,29 @@ class Legs:
         if self.failing_reason is not None and link is not self._check:
             return Failure(ErrorCode.UNAVAILABLE, f"the worker's steps fail: {self.failing_reason}")
         num_queued = sum(leg.phase is Phase.QUEUED for leg in self._legs.values())
-        if num_queued >= self._engine.limits.max_queued:
+        if num_queued >= self._limits.max_queued:
             return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{num_queued} legs are queued")
-        if start.stage is Stage.PREFILL and self.num_hand_offs >= self._engine.limits.max_exports:
+        if start.stage is Stage.PREFILL and self.num_hand_offs >= self._limits.max_exports:
             return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{self.num_hand_offs} legs are for decode workers already")
-        if start.kv_handle is not None:
-            try:
-                KvHandle.decode(start.kv_handle)
-            except ValueError as error:
-                return Failure(ErrorCode.TRANSFER_FAILED, f"kv_handle: {error}")
+        if start.stage is Stage.DECODE:
+            num_pulls = sum(leg.is_queued_pull for leg in self._legs.values())
+            if num_pulls >= self._limits.max_queued_pulls:
+                return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{num_pulls} legs wait for room to pull already")
         return self._engine.limits.refusal(start)
 
     def _end_overdue(self, now_s: float) -> None:
         for leg in list(self._legs.values()):
-            if now_s >= leg.deadline_s:
-                message = f"not finished within {leg.start.time_limit_s:g} s"
-                self._fail(leg, Failure(ErrorCode.DEADLINE_EXCEEDED, message))
-                self._engine.abort(leg.run, message)
+            if (failure := leg.overdue(now_s)) is not None:
+                self._give_up(leg, failure)
 
     def _fail(self, leg: Leg, failure: Failure) -> None:
         logger.warning("%s: leg %d failed: %s", leg.start.request_id, leg.start.leg, failure.message)
         self._emit(leg, LegUpdate(leg.start.leg, failure=failure))
         self._end(leg)
+
+    def _give_up(self, leg: Leg, failure: Failure) -> None:
+        self._fail(leg, failure)
+        self._engine.abort(leg.run, failure.message)
 
     def _abort(self, leg: Leg, text: str) -> None:
         self._end(leg)

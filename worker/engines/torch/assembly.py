@@ -59,8 +59,6 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
         block_size=config.block_size,
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_queued=config.max_queued,
-        max_exports=config.max_exports,
     )
     runner: StepRunner = ModelRunner(loaded, memory)
     if faults.step is not None:

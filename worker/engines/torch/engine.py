@@ -101,7 +101,6 @@ class TorchEngine:
             self._port,
             self._grammars,
             sink,
-            max_context=self.limits.max_context,
             post=self.post,
             copy_block=self._runner.copy_block,
         )

@@ -8,7 +8,7 @@ ids. Where it can do nothing but end, the sequence ends, whatever min_tokens and
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from worker.engines.torch.grammar_tokenizer import GrammarTokenizerError, load_g
 from worker.engines.torch.sampler import SamplingError
 
 MAX_COMPILED = 64  # grammars kept
-COMPILE_TIMEOUT_S = 30.0  # the tokenizer's load, right after the start, among it
 
 
 class GrammarError(SamplingError):
@@ -44,7 +43,7 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
 
     def matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> "GrammarMatcher":
-        """Of one sequence; whether the grammar is any good shows when it is used. Engine thread only."""
+        """One for each sequence; whether the grammar is any good shows when it is compiled. Engine thread only."""
         compiled = self._compiled.get(grammar)
         if compiled is None:
             compiled = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
@@ -77,6 +76,14 @@ class GrammarMatcher:
         self._matcher: LLMatcher | None = None
         self._num_consumed = 0
 
+    def when_compiled(self, act: Callable[[], None]) -> None:
+        """Calls `act` at once, or later on another thread. Until then the other methods wait."""
+        self._compiled.add_done_callback(lambda _: act())
+
+    def check(self, output_ids: Sequence[int]) -> None:
+        """Raises GrammarError for a grammar that can't be kept to, or that has been left already."""
+        self._after(output_ids)
+
     def restrict(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
         """Set what may not come next to -inf in `logits` float32 [vocabulary]. Raises GrammarError."""
         matcher = self._after(output_ids)
@@ -106,10 +113,7 @@ class GrammarMatcher:
 
     def _after(self, output_ids: Sequence[int]) -> LLMatcher:
         if self._matcher is None:
-            try:
-                self._matcher = self._compiled.result(COMPILE_TIMEOUT_S).deep_copy()
-            except TimeoutError as error:
-                raise GrammarError(f"grammar: not compiled within {COMPILE_TIMEOUT_S:g} s") from error
+            self._matcher = self._compiled.result().deep_copy()
         new_ids = list(output_ids[self._num_consumed :])
         self._num_consumed += self._matcher.try_consume_tokens(new_ids) if new_ids else 0
         if self._matcher.is_error():

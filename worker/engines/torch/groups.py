@@ -15,7 +15,7 @@ from kvcache.transfer.pull import TransferResult
 from protos.sampling_messages import FinishReason, TokenLogprobs
 from protos.session_messages import ErrorCode, Failure, Stage, TokenDelta, Transferred
 from worker.engines.compute_engine import EngineSink, FirstToken, HandOffError, Run
-from worker.engines.torch.grammar import Grammars
+from worker.engines.torch.grammar import GrammarError, Grammars
 from worker.engines.torch.kv_transfer import KvPort, PullOutcome
 from worker.engines.torch.sampler import SampledToken
 from worker.engines.torch.scheduler import Scheduler
@@ -34,7 +34,6 @@ class SequenceGroups:
         grammars: Grammars,
         sink: EngineSink,
         *,
-        max_context: int,
         post: Callable[[Callable[[], None]], None],
         copy_block: Callable[[int, int], None],
     ) -> None:
@@ -42,7 +41,6 @@ class SequenceGroups:
         self._port = port
         self._grammars = grammars
         self._sink = sink
-        self._max_context = max_context
         self._post = post
         self._copy_block = copy_block
         self._groups: dict[Run, SequenceGroup] = {}  # until they are released
@@ -58,12 +56,14 @@ class SequenceGroups:
     # --- what the worker asks for
 
     def add(self, run: Run) -> None:
-        group = SequenceGroup(run)
-        if (grammar := run.sampling.grammar) is not None:
-            for sequence in group.sequences:
-                sequence.grammar = self._grammars.matcher(grammar, run.sampling.stop_token_ids)
-        self._groups[run] = group
-        self._scheduler.add(group.leader)
+        group = self._groups[run] = SequenceGroup(run)
+        if run.sampling.grammar is None:
+            self._scheduler.add(group.leader)
+            return
+        for sequence in group.sequences:
+            sequence.grammar = matcher = self._grammars.matcher(run.sampling.grammar, run.sampling.stop_token_ids)
+        # A step would wait for the grammar, and everybody's decode with it.
+        matcher.when_compiled(partial(self._post, partial(self._on_compiled, group)))
 
     def cancel(self, run: Run, index: int) -> None:
         group = self._groups.get(run)
@@ -156,6 +156,18 @@ class SequenceGroups:
                 self._scheduler.pool.forget(sequence.hashes)
         self._sink.failed(group.run, Failure(code, message))
         self._end(group, message)
+
+    def _on_compiled(self, group: SequenceGroup) -> None:
+        if group.phase is not Phase.QUEUED:
+            return
+        try:
+            for sequence in group.sequences:
+                assert sequence.grammar is not None
+                sequence.grammar.check(sequence.output_ids)
+        except GrammarError as error:
+            self.fail(group, error.code, str(error))
+        else:
+            self._scheduler.add(group.leader)
 
     # --- hand-off
 
@@ -279,7 +291,7 @@ class SequenceGroups:
             return FinishReason.STOP
         if sequence.grammar is not None and sequence.grammar.is_complete(sequence.output_ids):
             return FinishReason.STOP
-        if sequence.num_output >= params.max_tokens or sequence.num_tokens >= self._max_context:
+        if sequence.num_output >= params.max_tokens:
             return FinishReason.LENGTH
         return None
 

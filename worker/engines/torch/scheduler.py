@@ -1,16 +1,20 @@
 """Decides what each step computes, within a budget of tokens, and owns the blocks of the sequences it runs.
 
-Decodes come first, so that a long prompt cannot stall running streams; prompts share what is left of the budget in
-chunks. A sequence gets the blocks for all its tokens when it is admitted and never waits for blocks half-way through
-a prompt: together with a decode worker doing the same for what it pulls, no cycle of waiting can arise. Only decoding
-grows, and where the pool is full the latest decode gives up its blocks and is recomputed later.
+Decodes come first, so that a long prompt cannot stall running streams; prompts share what is left of the budget,
+those that run and those that wait in one order. What is pulled needs no budget. A sequence gets the blocks for all its
+tokens when it is admitted and never waits for blocks half-way through a prompt: together with a decode worker doing
+the same for what it pulls, no cycle of waiting can arise. Only decoding grows, and where the pool is full the latest
+decode gives up its blocks and is recomputed later.
 """
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvcache.block_pool import BlockPool, OutOfBlocks
+from worker.engines.torch.prompt_budget import PromptBudget
 from worker.engines.torch.sequence import Sequence
+from worker.engines.torch.waiting_line import LookAhead, WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Scheduler:
         self._max_tokens_per_step = max_tokens_per_step
         self._max_num_seqs = max_num_seqs
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._waiting: list[tuple[tuple[int, float, int, int], Sequence]] = []
+        self._waiting = WaitingLine()
         self._running: dict[Sequence, None] = {}
         self._pulling: set[Sequence] = set()
         self.num_preemptions = 0
@@ -67,37 +71,52 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, of waiting and running sequences."""
-        waiting = sum(s.num_uncomputed for _, s in self._waiting if not s.group.is_pull)
+        waiting = sum(s.num_uncomputed for s in self._waiting if not s.group.is_pull)
         return waiting + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence to be computed, or pulled if its run says so."""
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._waiting.add(sequence)
 
     def next_batch(self) -> StepBatch:
         """What to compute now. Reserves blocks and may preempt; empty when nothing can run before something ends."""
-        budget = self._max_tokens_per_step
-        chunks: list[Chunk] = []
-        ordered = sorted(self._running, key=lambda s: s.order)
-        for sequence in ordered:
-            if budget > 0 and sequence in self._running and sequence.num_uncomputed == 1 and self._grow(sequence):
-                chunks.append(Chunk(sequence, 1))
-                budget -= 1
-        for sequence in ordered:
-            if sequence in self._running and sequence.num_uncomputed > 1:
-                budget -= self._add_chunk(chunks, sequence, budget)
+        chunks = self._decodes()
+        budget = PromptBudget(self._max_tokens_per_step - len(chunks), can_cut=self._enable_chunked_prefill)
+        prompts = list(self._prompts())
+        num_followers = sum(not sequence.group.is_pull for sequence in prompts)
+        ahead = LookAhead()
         admitted: list[Sequence] = []
-        slots = self._max_num_seqs - sum(s.num_slots for s in (*self._running, *self._pulling))
-        while self._waiting and budget > 0:
-            sequence = self._waiting[0][1]
-            slots -= sequence.num_slots
-            if slots < 0 or not self._admit(sequence):
-                break
-            heapq.heappop(self._waiting)
-            admitted.append(sequence)
+        for sequence in prompts:
+            num_followers -= not sequence.group.is_pull
+            if sequence not in self._running:
+                if ahead.is_over or not self._is_room(sequence, budget):
+                    continue
+                if not self._admit(sequence):
+                    ahead.pass_by(sequence)
+                    continue
+                ahead.let_in()
+                admitted.append(sequence)
             if sequence in self._running:
-                budget -= self._add_chunk(chunks, sequence, budget)
+                budget.take(sequence, num_followers > 0)
+        chunks += [Chunk(sequence, share) for sequence, share in budget.shares().items()]
         return StepBatch(tuple(chunks), tuple(admitted))
+
+    def _decodes(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for sequence in sorted(self._running, key=lambda s: s.order):
+            has_budget = len(chunks) < self._max_tokens_per_step
+            if has_budget and sequence in self._running and sequence.num_uncomputed == 1 and self._grow(sequence):
+                chunks.append(Chunk(sequence, 1))
+        return chunks
+
+    def _prompts(self) -> Iterator[Sequence]:
+        """Those with more to compute than their newest token, running or waiting, and those that wait to pull."""
+        prefilling = sorted((s for s in self._running if s.num_uncomputed > 1), key=lambda s: s.order)
+        return heapq.merge(prefilling, self._waiting, key=lambda s: s.order)
+
+    def _is_room(self, sequence: Sequence, budget: PromptBudget) -> bool:
+        """Whether another sequence may run, and would do something in this step."""
+        return self.num_running < self._max_num_seqs and (sequence.group.is_pull or not budget.is_spent)
 
     def advance(self, chunk: Chunk) -> None:
         """The chunk's KV is in the pool now: count it, and name the blocks it filled for the prefix cache."""
@@ -118,9 +137,12 @@ class Scheduler:
     def fork(self, source: Sequence, sequence: Sequence) -> tuple[int, int] | None:
         """Let `sequence` share the KV of the first `source.num_computed` tokens, and run it.
 
-        Returns the (source, destination) blocks to copy if the last block is partial and so can't be shared. A pool
-        too full for that leaves the sequence to be recomputed.
+        Returns the (source, destination) blocks to copy if the last block is partial and so can't be shared. Where
+        there is no block for that, or as many sequences run as may, it waits to be recomputed.
         """
+        if self.num_running >= self._max_num_seqs:
+            self.add(sequence)
+            return None
         num_full = source.num_computed // self.block_size
         has_partial = source.num_computed % self.block_size > 0
         try:
@@ -140,10 +162,7 @@ class Scheduler:
         """Compute no more of a sequence; it keeps its blocks."""
         self._running.pop(sequence, None)
         self._pulling.discard(sequence)
-        waiting = [item for item in self._waiting if item[1] is not sequence]
-        if len(waiting) < len(self._waiting):
-            heapq.heapify(waiting)
-            self._waiting = waiting
+        self._waiting.discard(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and release its blocks. Harmless when it has none."""
@@ -155,20 +174,8 @@ class Scheduler:
         self.pool.release(blocks)
         sequence.num_computed = sequence.num_committed = 0
 
-    def _add_chunk(self, chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
-        """Returns the number of tokens added."""
-        num_tokens = sequence.num_uncomputed
-        if num_tokens > budget:
-            if self._enable_chunked_prefill:
-                num_tokens = budget
-            elif any(chunk.num_tokens > 1 for chunk in chunks):
-                return 0  # as the first prompt of a later step it goes uncut, whatever the budget
-        if num_tokens > 0:
-            chunks.append(Chunk(sequence, num_tokens))
-        return num_tokens
-
     def _admit(self, sequence: Sequence) -> bool:
-        """Reserve the blocks of all its tokens, reusing cached ones; False when they are not there."""
+        """Reserve the blocks of all its tokens, reusing cached ones, and let it run; False when they are not there."""
         group = sequence.group
         # The last token is always computed, for its logits; what is pulled needs none.
         num_reusable = sequence.num_tokens if group.is_pull else sequence.num_tokens - 1
@@ -185,6 +192,7 @@ class Scheduler:
         sequence.blocks = matched + self.pool.allocate(missing)
         sequence.num_computed = len(matched) * self.block_size
         sequence.num_committed = len(matched)
+        self._waiting.discard(sequence)
         if group.is_pull:
             self._pulling.add(sequence)
         else:

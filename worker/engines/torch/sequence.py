@@ -40,6 +40,7 @@ class Sequence:
         self.num_computed = 0  # leading tokens whose KV is in `blocks`
         self.num_committed = 0  # leading blocks that the prefix cache knows
         self.hashes: list[bytes] = []  # of the full blocks, as far as needed so far
+        self.num_overtaken = 0  # sequences behind it that got blocks while there were too few for it
         self.finish_reason: FinishReason | None = None
         self.grammar: GrammarMatcher | None = None  # what the output must match
 
@@ -60,11 +61,6 @@ class Sequence:
         """Who goes first: lower priority number, then the older request, then lower index. No two are equal."""
         run = self.group.run
         return (run.priority, run.requested_s, run.number, self.index)
-
-    @property
-    def num_slots(self) -> int:
-        """How many sequences come to run when this one does."""
-        return 1 if self.group.is_prefilled else len(self.group.unfinished)
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)

@@ -167,9 +167,11 @@ class Node:
             "num_blocks": 200,
             "block_size": BLOCK_SIZE,
         }
+        if (step := flags.get("max_tokens_per_step")) is not None:
+            defaults["max_num_seqs"] = step
         config = WorkerConfig(model=model, **{**defaults, **flags})  # type: ignore[arg-type]
         self.engine = assemble(config, HOST, faults)
-        self.legs = Legs(self.engine)
+        self.legs = Legs(self.engine, config.leg_limits)
         self.pool = self.engine.pool
         self.layout = self.runner._memory.layout
         self.master = Master()

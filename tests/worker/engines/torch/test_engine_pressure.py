@@ -11,10 +11,12 @@ import pytest
 from kvcache.transfer.handle import KvHandle
 from protos.session_messages import ErrorCode, Stage
 from tests.cluster import eventually
-from tests.worker.engines.torch.engine_rig import GREEDY, PATIENCE_S, SEEDED, Node, offer
+from tests.worker.engines.torch.engine_rig import GREEDY, PATIENCE_S, SEEDED, ForeignPrefill, Node, hand_off, offer
 from tests.worker.engines.torch.reference import Reference, prompt
 from worker.engines.torch.runner import StepLogits
 from worker.engines.torch.scheduler import Chunk
+
+SHORT = dataclasses.replace(GREEDY, max_tokens=4)
 
 GetReference = Callable[[Path], Reference]
 
@@ -124,7 +126,68 @@ def test_a_refused_leg_says_why(tiny_llama: Path) -> None:
     with Node(tiny_llama, num_blocks=4) as node:
         too_large = node.start(prompt(60, 26))
         failure = node.master.failure(too_large.leg)
-        assert failure.code is ErrorCode.INVALID_ARGUMENT and "5 blocks" in failure.message
+        assert failure.code is ErrorCode.RESOURCE_EXHAUSTED and "5 blocks" in failure.message
+
+
+def test_a_prefill_worker_with_a_small_pool_prefills_and_says_what_it_cannot_decode(tiny_llama: Path) -> None:
+    """R13"""
+    long = dataclasses.replace(GREEDY, max_tokens=200)
+    with Node(tiny_llama, num_blocks=4) as small, Node(tiny_llama) as large:
+        _, decoded = hand_off(small, large, prompt(40, 26), long)
+        assert len(decoded.token_ids[0]) == 200
+        kept = small.start(prompt(40, 26), long, Stage.PREFILL)
+        small.master.wait(kept.leg, lambda o: bool(o.token_ids))
+        small.legs.decode_here(small.master, kept.leg)
+        failure = small.master.failure(kept.leg)
+        assert failure.code is ErrorCode.RESOURCE_EXHAUSTED and "15 blocks" in failure.message
+
+
+def test_sequences_beyond_the_slots_take_turns_and_give_the_same_ids(tiny_llama: Path, llama: Node) -> None:
+    """R12, R14: on one worker and over two, and though another stream never leaves the engine empty."""
+    sequences = tuple(range(9))
+    expected = llama.run(prompt(40, 26), SEEDED, sequences=sequences).token_ids
+    with Node(tiny_llama, max_num_seqs=4) as node, Node(tiny_llama, max_num_seqs=2) as prefill:
+        busy = node.start(prompt(10, 27), dataclasses.replace(GREEDY, max_tokens=1900))
+        assert node.run(prompt(40, 26), SEEDED, sequences=sequences).token_ids == expected
+        _, decoded = hand_off(prefill, node, prompt(40, 26), SEEDED, sequences=sequences)
+        assert decoded.token_ids == expected
+        node.cancel(busy)
+
+
+def test_a_full_decode_worker_refuses_pulls_at_once(tiny_llama: Path) -> None:
+    """R6: 300 starts on a held pool."""
+    with Node(tiny_llama, num_blocks=4, max_queued_pulls=5) as decode, ForeignPrefill(decode) as foreign:
+        _, source = foreign.open()
+        holding = decode.start(prompt(60), stage=Stage.DECODE, kv_handle=source, sampling=SHORT)
+        decode.master.wait(holding.leg, lambda o: o.started is not None)
+        starts = [decode.start(prompt(60), stage=Stage.DECODE, kv_handle=source, sampling=SHORT) for _ in range(300)]
+        decode.flush()
+        failures = [decode.master.outcome(start.leg).failure for start in starts]
+        refused = [failure for failure in failures if failure is not None]
+        assert len(refused) == 295 and {failure.code for failure in refused} == {ErrorCode.RESOURCE_EXHAUSTED}
+        for start in (holding, *starts):
+            decode.cancel(start)
+
+
+def test_a_pull_that_waits_for_room_too_long_blames_the_decode_worker(tiny_llama: Path) -> None:
+    """R6: after a part of the lease, while the KV is still there for another to decode."""
+    with (
+        Node(tiny_llama, num_blocks=4) as decode,
+        Node(tiny_llama, kv_lease_s=2.0) as prefill,
+        ForeignPrefill(decode) as foreign,
+    ):
+        _, source = foreign.open()
+        holding = decode.start(prompt(60), stage=Stage.DECODE, kv_handle=source, sampling=SHORT)
+        first = offer(prefill)
+        second = decode.start(
+            first.prompt_ids, stage=Stage.DECODE, kv_handle=prefill.master.outcome(first.leg).kv_handle
+        )
+        failure = decode.master.failure(second.leg)
+        assert failure.code is ErrorCode.RESOURCE_EXHAUSTED and "no room to pull" in failure.message
+        assert decode.master.outcome(second.leg).started is None
+        prefill.legs.decode_here(prefill.master, first.leg)
+        assert prefill.master.result(first).failure is None
+        decode.cancel(holding)
 
 
 def test_a_full_queue_refuses(tiny_llama: Path) -> None:

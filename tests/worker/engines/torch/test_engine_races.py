@@ -12,6 +12,7 @@ from tests.worker.engines.torch.engine_rig import Node
 from tests.worker.engines.torch.reference import prompt
 
 NUM_REQUESTS = 40
+EXPECTED = (ErrorCode.TRANSFER_FAILED, ErrorCode.RESOURCE_EXHAUSTED)  # the latter from a full decode worker
 SAMPLES = (0, 1)
 SAMPLING = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
 PROMPTS = [prompt(length, 40) for length in (1, 15, 16, 17, 33, 60)]
@@ -70,7 +71,13 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
     choice = random.Random(seed)
     expected = {ids: llama.run(ids, SAMPLING, sequences=SAMPLES).token_ids for ids in PROMPTS}
     # the lease is for hand-offs whose decode side is cancelled alone, which no master does
-    small = {"num_blocks": 16, "max_tokens_per_step": 20, "max_num_seqs": 6, "kv_lease_s": 0.5}
+    small = {
+        "num_blocks": 16,
+        "max_tokens_per_step": 20,
+        "max_num_seqs": 6,
+        "kv_lease_s": 2.0,
+        "max_queued_pulls": NUM_REQUESTS,
+    }
     with Node(tiny_llama, **small) as prefill, Node(tiny_llama, **small, transports=(transport,)) as decode:
         firsts = Disturbed(prefill, choice, [cancel, cancel_leader, decode_here, decode_here_and_cancel])
         seconds = Disturbed(decode, choice, [cancel, cancel_leader])
@@ -101,7 +108,7 @@ def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
             for start in starts.values():
                 outcome = node.master.outcome(start.leg)
                 assert outcome.ended
-                assert outcome.failure is None or outcome.failure.code is ErrorCode.TRANSFER_FAILED, outcome.failure
+                assert outcome.failure is None or outcome.failure.code in EXPECTED, outcome.failure
                 for index, token_ids in outcome.token_ids.items():
                     assert token_ids == expected[start.prompt_ids][index][: len(token_ids)]
                 num_finished += len(outcome.finish_reasons)

@@ -4,18 +4,20 @@ import dataclasses
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
 from protos.sampling_messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from protos.session_messages import ErrorCode, Stage
 from tests.checkpoints import END, make_sentencepiece_checkpoint
-from tests.worker.engines.torch.engine_rig import GREEDY, Node, hand_off
+from tests.worker.engines.torch.engine_rig import GREEDY, PATIENCE_S, Node, hand_off
 from tests.worker.engines.torch.reference import prompt
 from worker.engines.torch.grammar import GrammarError, Grammars
 
@@ -274,3 +276,28 @@ def test_json_has_no_whitespace_unless_its_schema_wants_it(
         texts = {text_of([token_id]) for token_id in allowed_after(grammars, array, (END,), [id_of["["]])}
         assert ("]" in texts, " " in texts) == (True, has_space)
     grammars.close()
+
+
+def test_a_grammar_that_is_not_compiled_yet_keeps_nobody_else_waiting(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R21"""
+    may_compile = threading.Event()
+    compile_grammar = Grammars._compile
+
+    def held(grammars: Grammars, grammar: Grammar) -> LLMatcher:
+        assert may_compile.wait(PATIENCE_S)
+        return compile_grammar(grammars, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", held)
+    choice = Grammar(GrammarKind.CHOICE, choices=("5",))
+    with Node(tiny_llama) as node:
+        running = node.start(prompt(10), dataclasses.replace(GREEDY, max_tokens=200))
+        waiting = node.start(prompt(11), dataclasses.replace(GREEDY, grammar=choice))
+        gone = node.start(prompt(12), dataclasses.replace(GREEDY, grammar=choice))
+        assert len(node.master.result(running).token_ids[0]) == 200
+        node.cancel(gone)
+        node.flush()
+        assert node.master.outcome(waiting.leg).started is None
+        may_compile.set()
+        assert node.master.result(waiting).failure is None

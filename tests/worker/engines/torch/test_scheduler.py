@@ -12,6 +12,7 @@ from protos.session_messages import Stage, Start
 from worker.engines.compute_engine import Run
 from worker.engines.torch.scheduler import Scheduler, StepBatch
 from worker.engines.torch.sequence import Phase, Sequence, SequenceGroup
+from worker.engines.torch.waiting_line import LOOK_AHEAD, MAX_OVERTAKEN
 
 BLOCK_SIZE = 4
 
@@ -118,9 +119,51 @@ def test_decodes_come_before_prompts_and_prompts_share_what_is_left() -> None:
     scheduler = make(budget=16)
     one, two = decoding(scheduler), decoding(scheduler)
     long, short = added(scheduler, fresh_prompt(20)), added(scheduler, fresh_prompt(5))
-    assert step(scheduler) == {one: 1, two: 1, long: 14}
-    assert step(scheduler) == {one: 1, two: 1, long: 6, short: 5}
+    assert step(scheduler) == {one: 1, two: 1, long: 9, short: 5}
+    assert step(scheduler) == {one: 1, two: 1, long: 11, short: 1}
     assert step(scheduler) == {one: 1, two: 1, long: 1, short: 1}
+
+
+def test_a_long_prompt_leaves_half_of_the_step_to_those_behind() -> None:
+    """R11"""
+    scheduler = make(budget=16)
+    long, longer, short, shorter = (added(scheduler, fresh_prompt(length)) for length in (40, 50, 5, 2))
+    assert step(scheduler) == {long: 8, longer: 4, short: 2, shorter: 2}
+    assert step(scheduler) == {long: 8, longer: 4, short: 3, shorter: 1}
+    assert step(scheduler) == {long: 7, longer: 7, short: 1, shorter: 1}
+
+
+def test_what_those_behind_do_not_need_goes_to_the_long_prompt() -> None:
+    scheduler = make(budget=16)
+    long, short = added(scheduler, fresh_prompt(40)), added(scheduler, fresh_prompt(3))
+    assert step(scheduler) == {long: 13, short: 3}
+    scheduler.remove(short)
+    assert step(scheduler) == {long: 16}
+
+
+def test_a_prompt_that_ends_in_this_step_is_not_cut() -> None:
+    scheduler = make(budget=16)
+    one, other = added(scheduler, fresh_prompt(16)), added(scheduler, fresh_prompt(16))
+    assert step(scheduler) == {one: 16}
+    assert step(scheduler) == {one: 1, other: 15}
+
+
+def test_a_waiting_prompt_goes_before_a_running_one_of_less_importance() -> None:
+    """R11"""
+    scheduler = make(budget=16)
+    long = added(scheduler, fresh_prompt(100))
+    step(scheduler)
+    urgent = added(scheduler, fresh_prompt(14), priority=-1)
+    assert step(scheduler) == {urgent: 14, long: 2}
+
+
+def test_a_pull_needs_no_budget() -> None:
+    """R11"""
+    scheduler = make(budget=8)
+    added(scheduler, fresh_prompt(8))
+    behind, pulling = added(scheduler, fresh_prompt(100)), added(scheduler, fresh_prompt(9), Stage.DECODE)
+    batch = scheduler.next_batch()
+    assert pulling in batch.admitted and behind not in batch.admitted
 
 
 def test_no_step_exceeds_the_budget() -> None:
@@ -185,15 +228,49 @@ def test_admission_takes_the_blocks_of_the_whole_prompt() -> None:
     assert len(second.blocks) == 6
 
 
-def test_who_does_not_fit_keeps_those_behind_waiting() -> None:
-    scheduler = make(num_blocks=6)
-    running = decoding(scheduler, length=8)
-    large, small = added(scheduler, fresh_prompt(24)), added(scheduler, fresh_prompt(4))
-    assert set(step(scheduler)) == {running}
-    scheduler.remove(running)
-    assert set(step(scheduler)) == {large}
-    scheduler.remove(large)
-    assert set(step(scheduler)) == {small}
+def test_those_behind_go_before_one_that_does_not_fit() -> None:
+    """R12"""
+    scheduler = make(num_blocks=100, budget=1000, max_num_seqs=40)
+    holder, large = added(scheduler, fresh_prompt(79)), added(scheduler, fresh_prompt(85 * BLOCK_SIZE))
+    small = [added(scheduler, fresh_prompt(3)) for _ in range(20)]
+    assert list(step(scheduler)) == [holder, *small]
+    for sequence in (holder, *small):
+        scheduler.remove(sequence)
+    assert list(step(scheduler)) == [large]
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    """R12: small ones keep coming, each as another leaves, and never do so many leave at once that it fits."""
+    scheduler = make(num_blocks=20, budget=1000, max_num_seqs=40)
+    running = [added(scheduler, fresh_prompt(BLOCK_SIZE)) for _ in range(10)]
+    step(scheduler)
+    large = added(scheduler, fresh_prompt(12 * BLOCK_SIZE))
+    for _ in range(3 * MAX_OVERTAKEN):
+        scheduler.remove(running.pop(0))
+        running.append(added(scheduler, fresh_prompt(BLOCK_SIZE)))
+        if large in step(scheduler):
+            break
+    assert large.blocks and large.num_overtaken == MAX_OVERTAKEN
+
+
+def test_a_preempted_stream_is_not_overtaken() -> None:
+    """R12"""
+    scheduler = make(num_blocks=6, enable_prefix_cache=False)
+    first, second = decoding(scheduler, length=8), decoding(scheduler, length=7)
+    step_until_preempted(scheduler)
+    late = added(scheduler, fresh_prompt(2))
+    assert set(step(scheduler)) == {first} and scheduler.num_waiting == 2
+    scheduler.remove(first)
+    assert list(step(scheduler)) == [second, late]
+
+
+def test_the_search_for_one_that_fits_is_bounded() -> None:
+    scheduler = make(num_blocks=10, budget=1000, max_num_seqs=40)
+    added(scheduler, fresh_prompt(17))
+    for _ in range(LOOK_AHEAD):
+        added(scheduler, fresh_prompt(40))
+    small = added(scheduler, fresh_prompt(2))
+    assert small not in step(scheduler)
 
 
 def test_admission_leaves_a_block_for_every_running_decode() -> None:
@@ -325,14 +402,23 @@ def test_no_more_sequences_run_than_allowed() -> None:
     assert list(step(scheduler)) == sequences[1:3]
 
 
-def test_samples_that_will_run_count_before_they_do() -> None:
-    scheduler = make(max_num_seqs=4, budget=100)
-    trio, pair, one = (group_of(fresh_prompt(4), sequences=tuple(range(n))).leader for n in (3, 2, 1))
-    for leader in (trio, pair, one):
-        scheduler.add(leader)
-    assert list(step(scheduler)) == [trio]
-    scheduler.remove(trio)
-    assert list(step(scheduler)) == [pair, one]
+def test_more_sequences_than_may_run_take_turns() -> None:
+    """R12: such a group needs one place to begin, and forks as places become free."""
+    scheduler = make(max_num_seqs=2, budget=100)
+    older = decoding(scheduler)
+    group = group_of(fresh_prompt(10), sequences=tuple(range(4)))
+    scheduler.add(group.leader)
+    assert step(scheduler) == {older: 1, group.leader: 10}
+    for sequence in group.sequences[1:]:
+        sequence.append(0)
+        assert scheduler.fork(group.leader, sequence) is None
+    younger = added(scheduler, fresh_prompt(4))
+    assert list(step(scheduler)) == [older, group.leader]
+    scheduler.remove(older)
+    assert step(scheduler) == {group.leader: 1, group.sequences[1]: 3}  # two blocks were cached
+    for sequence in group.sequences[:3]:
+        scheduler.remove(sequence)
+    assert list(step(scheduler)) == [group.sequences[3], younger]
 
 
 def test_a_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
