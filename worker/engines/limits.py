@@ -9,6 +9,7 @@ from protos.session_messages import ErrorCode, Failure, Stage, Start
 
 MAX_SEQUENCES = 1024  # of one leg
 
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Lengths in tokens; `num_blocks` of `block_size` tokens hold all KV."""

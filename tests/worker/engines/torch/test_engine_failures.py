@@ -282,7 +282,7 @@ def test_nothing_that_ended_in_nan_stays_in_the_cache(tiny_llama: Path) -> None:
     """R10: neither the chunks before the one with NaN, nor what they were built on."""
     ids, sampling = prompt(60, 31), dataclasses.replace(GREEDY, max_tokens=4)
     with Node(tiny_llama, max_tokens_per_step=BLOCK_SIZE) as node:
-        embedding = node.engine._runner._model.get_input_embeddings().weight  # type: ignore[operator]
+        embedding = node.engine._runner._forward._model.get_input_embeddings().weight
         assert ids[50] not in ids[:48]
         was = embedding[ids[50]].clone()
         with torch.inference_mode():
