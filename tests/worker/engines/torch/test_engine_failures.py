@@ -282,7 +282,7 @@ def test_nothing_that_ended_in_nan_stays_in_the_cache(tiny_llama: Path) -> None:
     """R10: neither the chunks before the one with NaN, nor what they were built on."""
     ids, sampling = prompt(60, 31), dataclasses.replace(GREEDY, max_tokens=4)
     with Node(tiny_llama, max_tokens_per_step=BLOCK_SIZE) as node:
-        embedding = node.engine._runner._forward._model.get_input_embeddings().weight
+        embedding = node.runner._forward._model.get_input_embeddings().weight
         assert ids[50] not in ids[:48]
         was = embedding[ids[50]].clone()
         with torch.inference_mode():
@@ -295,7 +295,7 @@ def test_nothing_that_ended_in_nan_stays_in_the_cache(tiny_llama: Path) -> None:
         expected = node.run(ids, sampling).token_ids
         (first,) = node.pool.match(node.pool.snapshot()[:1])  # KV that went bad unnoticed
         node.pool.release([first])
-        node.engine._runner._memory.tensor[first] = torch.nan
+        node.runner._memory.tensor[first] = torch.nan
         assert node.master.failure(node.start(ids, sampling).leg).code is ErrorCode.INTERNAL
         assert node.run(ids, sampling).token_ids == expected
 
