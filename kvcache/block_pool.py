@@ -1,4 +1,4 @@
-"""Which block holds what: reference counts, the prefix cache and its eviction.
+"""Keeps the books on which block holds what: reference counts, the prefix cache and its eviction.
 
 A block is in one of three states, and `free + cached + held == num_blocks` at all times:
 
@@ -95,7 +95,7 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest leading run of known chain hashes, one reference taken on each."""
+        """Returns the blocks of the longest leading run of known chain hashes, and takes a reference on each."""
         blocks: list[int] = []
         for block_hash in hashes:
             block = self._block_of_hash.get(block_hash)
@@ -109,7 +109,7 @@ class BlockPool:
         return blocks
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each, free ones first, then the least recently used cached ones.
+        """Returns `count` blocks with one reference each: free ones first, then the least recently used cached ones.
 
         Raises OutOfBlocks, having taken nothing, when fewer are available. The content is whatever was there.
         """
@@ -123,7 +123,7 @@ class BlockPool:
         return blocks
 
     def retain(self, blocks: Sequence[int]) -> None:
-        """One more reference on each block, all of them held already."""
+        """Takes one more reference on each block, all of them held already."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} is not held"
             self._references[block] += 1
@@ -176,12 +176,12 @@ class BlockPool:
             self._record(CacheEventKind.REMOVED, block_hash)
 
     def drain_events(self) -> list[CacheEvent]:
-        """What changed since the last call, in order, or one RESET when that was more than is kept."""
+        """Returns what changed since the last call, in order, or one RESET when that was more than is kept."""
         events, self._events = self._events, []
         return events
 
     def snapshot(self) -> list[bytes]:
-        """Every hash that `match` can find, those of held blocks included."""
+        """Returns every hash that `match` can find, those of held blocks included."""
         return list(self._block_of_hash)
 
     def check(self) -> None:

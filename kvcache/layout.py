@@ -40,6 +40,6 @@ class KvLayout:
         return math.prod(self.block_shape) * self.dtype.itemsize
 
     def fingerprint(self) -> bytes:
-        """16 bytes, equal in every process and on every run for an equal layout."""
+        """Returns 16 bytes that are equal in every process and on every run for an equal layout."""
         meaning = json.dumps([FORMAT_VERSION, sys.byteorder, self.block_shape, str(self.dtype), self.model])
         return hashlib.blake2b(meaning.encode(), digest_size=16).digest()

@@ -47,23 +47,23 @@ class PoolMemory:
         return self._bytes is not None
 
     def keys(self, layer: int) -> torch.Tensor:
-        """A view `[num_blocks, block_size, num_kv_heads, head_dim]` of one layer's keys."""
+        """Returns a view `[num_blocks, block_size, num_kv_heads, head_dim]` of one layer's keys."""
         return self.tensor[:, layer, 0]
 
     def values(self, layer: int) -> torch.Tensor:
-        """A view `[num_blocks, block_size, num_kv_heads, head_dim]` of one layer's values."""
+        """Returns a view `[num_blocks, block_size, num_kv_heads, head_dim]` of one layer's values."""
         return self.tensor[:, layer, 1]
 
     def copy_block(self, source: int, destination: int) -> None:
         self.tensor[destination].copy_(self.tensor[source])
 
     def address(self, block: int) -> int:
-        """Where the block starts in the address space of its device."""
+        """Says where the block starts in the address space of its device."""
         self._check([block])
         return self.tensor.data_ptr() + block * self.block_bytes
 
     def block_views(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of `blocks` in that order, writable, without a copy; neighbouring ids share one view.
+        """Returns the bytes of `blocks` in that order, writable, without a copy; neighbouring ids share one view.
 
         Raises ValueError on a pool that is not host memory and IndexError for an id out of range.
         """
@@ -74,11 +74,11 @@ class PoolMemory:
         return [self._bytes[first * size : (last + 1) * size] for first, last in _runs(blocks)]
 
     def read_out(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of `blocks` in that order: the pool itself on the host, a staged copy from any other device."""
+        """Returns the bytes of `blocks` in that order: the pool itself on the host, else a staged copy."""
         return self.block_views(blocks) if self.is_host else [self._stage(blocks)]
 
     def landing(self, blocks: Sequence[int]) -> list[memoryview]:
-        """Writable memory for the bytes of `blocks`; it becomes their content with `write_in`."""
+        """Returns writable memory for the bytes of `blocks`; it becomes their content with `write_in`."""
         if self.is_host:
             return self.block_views(blocks)
         self._check(blocks)
@@ -107,7 +107,7 @@ class PoolMemory:
 
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """`blocks` as runs of ascending neighbours, each (first, last)."""
+    """Cuts `blocks` into runs of ascending neighbours, each (first, last)."""
     runs: list[tuple[int, int]] = []
     for block in blocks:
         if runs and runs[-1][1] + 1 == block:

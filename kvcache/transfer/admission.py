@@ -19,7 +19,7 @@ class Admission:
         self._max_connections = max_connections
 
     def judge(self, claim: Claim, num_connections: int) -> Export | Refusal:
-        """The export that is claimed, or why not. Whoever lacks the secret or the token learns nothing else."""
+        """Returns the export that is claimed, or why not. Whoever lacks the secret or the token learns nothing else."""
         if self._secrets and not claim.is_proven(self._secrets):
             return Refusal(TransferFailure.REFUSED, "the puller does not know this cluster's secret")
         export = self._table.find(claim)

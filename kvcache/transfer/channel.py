@@ -53,7 +53,7 @@ class Channel:
         self._move(ranges, send_some, deadline)
 
     def receive(self, silence_s: float) -> Frame:
-        """The next frame; `silence_s` is how long the peer may send nothing. Raises FrameError for a damaged one."""
+        """Returns the next frame, whose sender may say nothing for `silence_s`. Raises FrameError for a damaged one."""
         header_bytes = bytearray(HEADER_BYTES)
         self.receive_into([memoryview(header_bytes)], silence_s)
         header = Header.parse(header_bytes)

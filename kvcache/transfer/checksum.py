@@ -6,7 +6,7 @@ import xxhash
 
 
 def block_checksums(views: Sequence[memoryview], block_bytes: int) -> list[int]:
-    """One checksum for each `block_bytes` of `views`, every view a whole number of blocks."""
+    """Returns one checksum for each `block_bytes` of `views`, every view a whole number of blocks."""
     return [
         xxhash.xxh3_64_intdigest(view[start : start + block_bytes])
         for view in views

@@ -49,7 +49,7 @@ class TransferClient:
         )
 
     def pull(self, handle: KvHandle, num_skip: int, blocks: Sequence[int]) -> Pull:
-        """A pull of one prompt's KV, not running yet: `run()` it in a worker thread, `cancel()` it from any.
+        """Makes a pull of one prompt's KV, not running yet: `run()` it in a worker thread, `cancel()` it from any.
 
         `blocks` are this pool's blocks for the whole prompt, in order. The first `num_skip` hold their content
         already and are left alone.

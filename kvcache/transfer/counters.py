@@ -22,7 +22,7 @@ class ServerCounters:
     """Totals since the start, and two levels: `num_open_exports` and `num_connections` are of this moment.
 
     `num_bytes` and `num_blocks` are by transport. A block counts as sent when its batch was handed to the socket or,
-    where D reads by itself, offered for reading; again after a resume.
+    where the puller reads by itself, offered for reading; again after a resume.
     """
 
     num_bytes: Mapping[str, int]

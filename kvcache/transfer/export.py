@@ -49,10 +49,10 @@ class Puller(Protocol):
     """The connection that an export is being sent on. Both calls return at once."""
 
     def wake(self) -> None:
-        """The export's state changed."""
+        """Is told that the export's state changed."""
 
     def cut(self) -> None:
-        """A newer connection took its place."""
+        """Is told that a newer connection took its place."""
 
 
 class Export:
@@ -79,7 +79,7 @@ class Export:
         self._puller: Puller | None = None
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Further blocks of the prompt, in order, whose content is final. Ignored after the end."""
+        """Offers further blocks of the prompt, in order, whose content is final. Ignored after the end."""
         with self._lock:
             assert self._record is None, "published after the seal"
             if self._end is None:
@@ -101,7 +101,7 @@ class Export:
                 self._wake()
 
     def abort(self, text: str) -> None:
-        """Prefill failed or nobody wants the KV any more; a puller is told `text`. Harmless after the end."""
+        """Ends the export: nobody can have, or wants, the KV. A puller is told `text`. Harmless after the end."""
         self.end(ReleaseReason.ABORTED, text)
 
     @property
@@ -123,7 +123,7 @@ class Export:
         )
 
     def acknowledge(self, num_blocks: int) -> bool:
-        """D has read everything. False when the lease did not hold until now, or when this is not everything."""
+        """Ends the export: it was read. False when the lease did not hold until now, or when this is not everything."""
         return self._end_if(
             lambda: (
                 self._deadline is not None and time.monotonic() < self._deadline and num_blocks == len(self._blocks)
@@ -133,7 +133,7 @@ class Export:
         )
 
     def renew(self) -> None:
-        """The puller made progress."""
+        """Begins the lease anew: the puller made progress."""
         with self._lock:
             if self._deadline is not None:
                 self._deadline = max(self._deadline, time.monotonic() + self._lease_s)
@@ -143,7 +143,7 @@ class Export:
             return ExportState(len(self._blocks), self._record, self._end)
 
     def attach(self, puller: Puller) -> ExportEnd | None:
-        """Makes `puller` the only connection of this export; not when it has ended: then how it did."""
+        """Makes `puller` the only connection of this export, unless that has ended: then returns how."""
         with self._lock:
             if self._end is None:
                 if self._puller is not None:
@@ -159,7 +159,7 @@ class Export:
 
     @contextmanager
     def pinned(self, first: int, limit: int) -> Iterator[Sequence[int]]:
-        """Up to `limit` published blocks from prompt index `first` on, kept until the context is left.
+        """Keeps up to `limit` published blocks from prompt index `first` on until the context is left.
 
         Empty when the export has ended.
         """

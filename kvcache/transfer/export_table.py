@@ -40,7 +40,7 @@ class ExportTable:
                 self._ended.popitem(last=False)
 
     def find(self, claim: Claim) -> Export | None:
-        """The export, live or recently ended, that has exactly this token, leg and epoch."""
+        """Returns the export, live or recently ended, that has exactly this token, leg and epoch."""
         digest = self._digest(claim.token)
         with self._lock:
             export = self._live.get(digest) or self._ended.get(digest)
@@ -56,7 +56,7 @@ class ExportTable:
             return list(self._live.values())
 
     def next_deadline(self) -> float | None:
-        """When the first running lease ends, on the monotonic clock."""
+        """Says when the first running lease ends, on the monotonic clock."""
         deadlines = [deadline for export in self.live() if (deadline := export.deadline) is not None]
         return min(deadlines, default=None)
 

@@ -36,7 +36,7 @@ class KvHandle:
             raise ValueError(f"lease_s must be above 0 and finite, got {self.lease_s}")
 
     def encode(self) -> bytes:
-        """What travels from one worker to the other; whoever carries it need not look inside."""
+        """Returns what travels from one worker to the other; whoever carries it need not look inside."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
@@ -50,7 +50,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port), the host without brackets. Raises ValueError for anything but host:port or [host]:port."""
+    """Returns (host, port), the host without brackets. Raises ValueError for anything but host:port or [host]:port."""
     host, colon, port = address.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if is_bracketed else host

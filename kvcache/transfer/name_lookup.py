@@ -10,7 +10,7 @@ Candidate = tuple[socket.AddressFamily, tuple[object, ...]]
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Candidate]:
-    """(family, address) to connect to, best first; `deadline` on the monotonic clock. Raises OSError.
+    """Returns (family, address) to connect to, best first; `deadline` on the monotonic clock. Raises OSError.
 
     The system's look-up has no time limit of its own and cannot be interrupted, so for a name it runs in a thread
     that is left behind when it takes too long.

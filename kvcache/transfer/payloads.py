@@ -24,7 +24,7 @@ MAX_KIND = 63
 
 @dataclass(frozen=True)
 class Claim:
-    """Who asks for what. `kinds` are the transports that D has; `proof` is what `prove` makes, or zeros."""
+    """Who asks for what. `kinds` are the transports that the puller has; `proof` is what `prove` makes, or zeros."""
 
     token: bytes = field(repr=False)
     leg: int
@@ -38,7 +38,7 @@ class Claim:
         return Frame(FrameType.CLAIM, self._claim() + self.proof)
 
     def prove(self, secret: bytes) -> "Claim":
-        """The same, from somebody who knows the secret."""
+        """Returns the same claim from somebody who knows the secret."""
         return replace(self, proof=self._mac(secret))
 
     def is_proven(self, secrets: Iterable[bytes]) -> bool:
@@ -66,7 +66,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Accept:
-    """The transports that P offers, by kind, each with what only that transport understands."""
+    """What the prefill side offers: transports by kind, each with bytes that only that transport understands."""
 
     offers: Mapping[int, bytes]
 
@@ -127,7 +127,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Verified:
-    """How many leading blocks D has verified."""
+    """Tells how many leading blocks the puller has verified."""
 
     num_blocks: int
 

@@ -25,7 +25,7 @@ class PendingConnection:
         return self._stream.fileno()
 
     def read_claim(self) -> Claim | None:
-        """The claim, or None while more of it is to come.
+        """Returns the claim, or None while more of it is to come.
 
         Raises OSError, and FrameError as soon as it cannot become a claim.
         """
@@ -47,7 +47,7 @@ class PendingConnection:
         self.close()
 
     def hand_over(self) -> socket.socket:
-        """The socket, which is the caller's from now on."""
+        """Returns the socket, which is the caller's from now on."""
         return self._stream
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
     connect  a lost or silent peer is tried again, from the last verified block
     receive  batches as prefill completes them, each verified before it counts
-    confirm  P's lease held until everything was read
+    confirm  the peer's lease held until everything was read
 
 Only a pull that returned has filled its blocks. After any error they hold nothing that may be used.
 """
@@ -32,7 +32,7 @@ _WORTH_ANOTHER_CONNECTION = (TransferFailure.PEER_CLOSED, TransferFailure.TIMEOU
 
 @dataclass(frozen=True)
 class TransferResult:
-    """`record` is P's hand-off record. `wait_s` of `duration_s` went by without anything to receive.
+    """`record` is the peer's hand-off record. `wait_s` of `duration_s` went by without anything to receive.
 
     `num_bytes` and `num_blocks_sent` are what was verified; the skipped blocks were here before.
     """
@@ -72,7 +72,7 @@ class Pull:
         self._channel: Channel | None = None
 
     def run(self) -> TransferResult:
-        """Blocks until every block and the record are here and P confirmed its lease.
+        """Returns when every block and the record are here and the peer has confirmed its lease.
 
         Raises TransferError. Once this returned or raised nothing writes into the blocks any more.
         """
@@ -135,7 +135,7 @@ class Pull:
 
     @contextmanager
     def _connected(self, deadline: float) -> Iterator[Channel]:
-        """A connection that `cancel` can reach from before it is made until it is closed."""
+        """Holds a connection that `cancel` can reach from before it is made until it is closed."""
         channel = self._connect(deadline)
         try:
             yield channel

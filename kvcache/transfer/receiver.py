@@ -24,7 +24,7 @@ _REASONS_OF_A_PEER = (
 
 
 class StaleRead(TransferError):
-    """A one-sided read found other content: P may have given the blocks away. Asking again tells."""
+    """A one-sided read found other content: the peer may have given the blocks away. Asking again tells."""
 
     def __init__(self, text: str) -> None:
         super().__init__(TransferFailure.CORRUPT, text)
@@ -52,9 +52,9 @@ class Receiver:
         self._blocks = blocks
 
     def run(self, handle: KvHandle, deadline: float) -> bytes:
-        """Returns P's record once P has confirmed its lease; `deadline` is for the handshake.
+        """Returns the peer's record once it has confirmed its lease; `deadline` is for the handshake.
 
-        Raises TransferError, and FrameError when P does not keep to the protocol.
+        Raises TransferError, and FrameError when the peer does not keep to the protocol.
         """
         transport, receiver = self._agree_on_transport(handle, deadline)
         while True:
@@ -116,7 +116,7 @@ class Receiver:
         return record.record
 
     def _next(self, silence_s: float) -> Frame:
-        """The next frame that is not a refusal; raises TransferError with the peer's reason for one that is."""
+        """Returns the next frame; raises TransferError with the peer's reason when that is a refusal."""
         started = time.monotonic()
         frame = self._channel.receive(silence_s)
         self.wait_s += time.monotonic() - started

@@ -17,7 +17,7 @@ class Refusal:
 
     @classmethod
     def of_ended(cls, end: ExportEnd) -> "Refusal":
-        """What a puller is told about an export that has ended."""
+        """Says what a puller is told about an export that has ended."""
         if end.reason is ReleaseReason.EXPIRED:
             return cls(TransferFailure.EXPIRED, end.text)
         if end.reason is ReleaseReason.ABORTED:

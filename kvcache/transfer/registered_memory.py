@@ -15,16 +15,16 @@ class RegisteredMemory(Protocol):
         """Whether blocks are ordinary memory of this process, as `address` and `block_views` need."""
 
     def address(self, block: int) -> int:
-        """Where the block starts in the address space of its device."""
+        """Says where the block starts in the address space of its device."""
 
     def block_views(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of `blocks` in that order, writable, without a copy. Raises ValueError off the host."""
+        """Returns the bytes of `blocks` in that order, writable, without a copy. Raises ValueError off the host."""
 
     def read_out(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of `blocks` in that order; a staged copy where they are not host memory."""
+        """Returns the bytes of `blocks` in that order; a staged copy where they are not host memory."""
 
     def landing(self, blocks: Sequence[int]) -> list[memoryview]:
-        """Writable memory for the bytes of `blocks`, which become their content with `write_in`."""
+        """Returns writable memory for the bytes of `blocks`, which become their content with `write_in`."""
 
     def write_in(self, blocks: Sequence[int], landed: Sequence[memoryview]) -> None:
         """Makes what was received into `landing(blocks)` the content of `blocks`."""

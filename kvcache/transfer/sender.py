@@ -148,7 +148,7 @@ class Sender:
                 self._num_sent += len(batch)
 
     def _hear(self) -> bool:
-        """Takes one frame from D; True when the hand-off is over and D was told how."""
+        """Takes one frame from the puller; True when the hand-off is over and the puller was told how."""
         frame = self._channel.receive(self._limits.handshake_s)
         if frame.type is FrameType.VERIFIED:
             num_verified = Verified.parse(frame.payload).num_blocks

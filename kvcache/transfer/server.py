@@ -128,7 +128,7 @@ class TransferServer:
 
     @property
     def address(self) -> str:
-        """host:port that pullers use: the port that was bound, at the advertised host."""
+        """What pullers connect to, host:port: the port that was bound, at the advertised host."""
         assert self._address is not None, "not started"
         return self._address
 
@@ -137,7 +137,7 @@ class TransferServer:
         return self._counters.read(len(self._table), self._senders.num_running)
 
     def open(self, leg: int, on_release: Callable[[ReleaseReason], None]) -> Export:
-        """A new export with a handle of its own.
+        """Makes an export with a handle of its own.
 
         `on_release` is called exactly once, from any thread, when the export is over and none of its blocks is
         read any more, possibly within `abort`; it must not block. Raises RuntimeError on a closed server.
@@ -202,6 +202,6 @@ class TransferServer:
 
 
 def _affordable_pending() -> int:
-    """How many connections without a claim leave descriptors for everything else."""
+    """Says how many connections without a claim leave descriptors for everything else."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(limit // _PENDING_SHARE, 1) if limit != resource.RLIM_INFINITY else 1 << 30

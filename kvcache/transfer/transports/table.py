@@ -13,7 +13,7 @@ TRANSPORTS: tuple[Transport, ...] = (
 
 
 def named(names: Iterable[str], table: Iterable[Transport] = TRANSPORTS) -> tuple[Transport, ...]:
-    """The transports of these names, in that order. Raises ValueError for none, or one that is not there."""
+    """Returns the transports of these names, in that order. Raises ValueError for none, or one that is not there."""
     by_name = {transport.name: transport for transport in table}
     try:
         found = tuple(by_name[name] for name in names)

@@ -1,4 +1,4 @@
-"""Blocks over the connection itself: from P's pool to the socket to D's pool, with no copy between."""
+"""Sends blocks over the connection itself: from one pool to the socket to the other pool, with no copy between."""
 
 from collections.abc import Sequence
 

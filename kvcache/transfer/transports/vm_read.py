@@ -1,7 +1,7 @@
 """One-sided reads from another process of this host, by `process_vm_readv(2)` (Linux).
 
 Needs the permission that ptrace needs: the same user, no yama restriction, the same pid namespace. Nobody can tell
-beforehand, so D reads a nonce at a known place of P first, which also proves that it is P's memory that it reads.
+beforehand, so the puller reads a nonce at a place that the prefill side names, which also proves whose memory it reads.
 """
 
 import ctypes
@@ -85,7 +85,7 @@ class VmRead:
 
 
 class VmReadSender:
-    """Tells D where the blocks are. D reads them at its own time, under the lease."""
+    """Tells the puller where the blocks are, which reads them at its own time, under the lease."""
 
     def __init__(self, channel: Channel, memory: RegisteredMemory, timeout_s: float) -> None:
         self._channel = channel
@@ -129,7 +129,7 @@ def _parse(offer: bytes) -> tuple[bytes, int, int, int, bytes]:
 
 
 def _ranges(views: Sequence[memoryview | bytearray]) -> _Ranges:
-    """`views` as rows (address, length), the layout of `struct iovec` on a 64-bit system."""
+    """Returns `views` as rows (address, length), the layout of `struct iovec` on a 64-bit system."""
     arrays = [np.frombuffer(view, np.uint8) for view in views]
     return np.array([(array.ctypes.data, array.nbytes) for array in arrays], np.uint64).reshape(-1, 2)
 

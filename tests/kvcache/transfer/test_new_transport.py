@@ -15,7 +15,7 @@ from kvcache.transfer.registered_memory import RegisteredMemory
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.table import TRANSPORTS, named
 from kvcache.transfer.transports.transport import BlockBatch
-from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, Releases, content
+from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, MakeServer, Releases, content
 
 
 class Pigeon:
@@ -94,6 +94,18 @@ def test_a_transport_in_the_table_moves_kv(is_home: bool, used: str, make_memory
         assert releases.get(timeout=WAIT_S) is ReleaseReason.ACKNOWLEDGED
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("names", [["tcp", "vm_read"], ["vm_read", "tcp"]])
+def test_the_first_transport_that_works_is_used(
+    names: list[str], make_memory: MakeMemory, make_server: MakeServer
+) -> None:
+    source, sink = make_memory(seed=1), make_memory()
+    export = make_server(source).open(1, Releases().put)
+    export.publish([4])
+    export.seal(b"")
+    client = TransferClient(sink, sink.layout.fingerprint(), transports=named(names))
+    assert client.pull(export.handle, 0, [5]).run().transport == names[0]
 
 
 def test_peers_without_a_transport_in_common_cannot_reach_each_other(make_memory: MakeMemory) -> None:
