@@ -1,6 +1,7 @@
 """What a response stream has brought, read the same way for blocking and asyncio clients."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 
 from client.errors import InternalError
 from client.results import Choice, Completion, Delta, Timeline, ToolCall, ToolCallDelta, Usage
@@ -104,20 +105,6 @@ def _decode_usage(usage: wire.Usage) -> Usage:
     )
 
 
-def _decode_timeline(timeline: wire.Timeline) -> Timeline:
-    return Timeline(
-        queue_s=timeline.queue_s,
-        prefill_s=timeline.prefill_s,
-        transfer_s=timeline.transfer_s,
-        transfer_wait_s=timeline.transfer_wait_s,
-        first_token_s=timeline.first_token_s,
-        decode_s=timeline.decode_s,
-        total_s=timeline.total_s,
-        transport=timeline.transport,
-        transfer_bytes=timeline.transfer_bytes,
-        blocks_sent=timeline.blocks_sent,
-        blocks_skipped=timeline.blocks_skipped,
-        prefill_instance=timeline.prefill_instance,
-        decode_instance=timeline.decode_instance,
-        attempts=timeline.attempts,
-    )
+def _decode_timeline(message: wire.Timeline) -> Timeline:
+    """Both have the same names."""
+    return Timeline(**{field.name: getattr(message, field.name) for field in fields(Timeline)})

@@ -22,13 +22,23 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where a request's time went: `first_token_s` and `total_s` since it arrived, the others durations."""
+    """Where a request's time went: `first_token_s` and `total_s` since it arrived, the others durations.
 
-    queue_s: float
+    What stands before `first_token_s` adds up to it.
+    """
+
+    admit_s: float  # in the master, before a route was sought
+    route_wait_s: float  # until there was a worker for it
+    retry_s: float  # attempts that failed before the first token
+    queue_s: float  # on the worker that computes the prompt
     prefill_s: float
+    link_s: float  # from the master to that worker and back
+    answer_s: float  # in the master, from token to text
+    first_token_s: float
+    decode_queue_s: float  # on the decode worker, before it took the KV
     transfer_s: float
     transfer_wait_s: float  # of the transfer, waiting for prefill to compute
-    first_token_s: float
+    resume_wait_s: float  # after the first token, until there was a worker to go on with
     decode_s: float
     total_s: float
     transport: str

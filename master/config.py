@@ -8,6 +8,7 @@ from config.address import parse_addresses
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
+from master.dispatch.flags import DispatchFlags
 from master.parsing.formats import call_format_names, reasoning_names
 from master.routing.policies import POLICIES
 from master.security_flags import SecurityFlags
@@ -20,7 +21,7 @@ def _policy(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class MasterConfig(SecurityFlags, EtcdFlags):
+class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
     """Without --etcd_addr and --workers the master runs a registry of its own, for one machine."""
 
     workers: tuple[str, ...] = flag((), "gRPC addresses of workers, instead of a registry", group="Registry")
@@ -72,9 +73,6 @@ class MasterConfig(SecurityFlags, EtcdFlags):
         "Which worker takes a request: soonest (by load and cached prefix) or round_robin",
         group="Scheduling",
         check=_policy,
-    )
-    max_requests: int = flag(
-        1024, "Requests in flight; more are refused with 429", group="Scheduling", check=checks.at_least(1)
     )
     request_timeout_s: float = flag(
         600.0, "Longest a request may take", group="Scheduling", unit="s", check=checks.more_than(0.0)

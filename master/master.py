@@ -15,6 +15,7 @@ from config.address import free_of_wildcard, join_host_port
 from config.flags import FlagError
 from master.config import MasterConfig
 from master.dispatch.dispatcher import Dispatcher
+from master.dispatch.parts import dispatch_parts
 from master.edge.app import create_app
 from master.edge.grpc.server import client_server
 from master.edge.http.config import HttpConfig
@@ -67,12 +68,16 @@ class Master:
             on_change=self._changed.set,
             access=config.worker_access(),
         )
-        self._dispatcher = Dispatcher(
+        metrics = CollectorRegistry()
+        parts = dispatch_parts(
             self._workers,
-            tokenizer,
-            max_requests=config.max_requests,
+            tokenizer.vocab_size,
+            config,
             policy=POLICIES[config.routing_policy],
+            registry=metrics,
+            on_change=self._changed.set,
         )
+        self._dispatcher = Dispatcher(parts, tokenizer)
         self._grammar_check = GrammarCheck()
         self._service = MasterService(
             tokenizer,
@@ -91,7 +96,7 @@ class Master:
             parsers=self._parsers,
             shows_tokenizer=config.enable_tokenizer_info,
         )
-        app = create_app(self._service, http_config, CollectorRegistry(), keys=self._keys)
+        app = create_app(self._service, http_config, metrics, keys=self._keys)
         self._http = HttpServer(
             app, config.host, config.http_server_port, tls=None if self._tls is None else self._tls.context
         )

@@ -5,12 +5,12 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from master.dispatch.dispatcher import Dispatcher
-from master.dispatch.request_run import RETRY_AFTER_S
+from master.dispatch.routes import RETRY_AFTER_S
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
-from master.routing.router import largest_room, missing_route, most_sequences
+from master.routing.router import largest_room, most_sequences
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class MasterService:
         return self._dispatcher.num_in_flight
 
     def not_ready_reason(self) -> str | None:
-        return LEAVING if self.is_leaving else missing_route(self._workers.views())
+        return LEAVING if self.is_leaving else self._dispatcher.not_ready_reason()
 
     def instances(self) -> Sequence[InstanceView]:
         return [

@@ -28,13 +28,24 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where a request's time went, in seconds: `first_token_s` and `total_s` since arrival, the others durations."""
+    """Where a request's time went, in seconds: `first_token_s` and `total_s` since arrival, the others durations.
 
-    queue_s: float = 0.0
+    `first_token_s` is the sum of what stands before it, down to 5 %: a request that is answered from a decode worker's
+    copy of the first token has some of the transfer in `link_s`.
+    """
+
+    admit_s: float = 0.0  # in the master, before a route was sought
+    route_wait_s: float = 0.0  # until there was a worker for it
+    retry_s: float = 0.0  # attempts that failed before the first token
+    queue_s: float = 0.0  # on the worker that computes the prompt
     prefill_s: float = 0.0
+    link_s: float = 0.0  # from the master to that worker and back, and what neither measured
+    answer_s: float = 0.0  # in the master, from token to text
+    first_token_s: float = 0.0
+    decode_queue_s: float = 0.0  # on the decode worker, before it took the KV
     transfer_s: float = 0.0
     transfer_wait_s: float = 0.0  # of the transfer, waiting for prefill to compute
-    first_token_s: float = 0.0
+    resume_wait_s: float = 0.0  # after the first token, until there was a worker to go on with
     decode_s: float = 0.0
     total_s: float = 0.0
     transport: str = ""

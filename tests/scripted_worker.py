@@ -10,6 +10,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from master.dispatch.flags import DispatchFlags
+from master.dispatch.parts import DispatchParts, dispatch_parts
 from master.workers.workers import Workers
 from protos import session_pb2 as wire
 from protos.sampling_messages import FinishReason
@@ -36,6 +38,8 @@ from protos.session_messages import (
 from protos.session_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 PATIENCE_S = 20.0
+VOCAB_SIZE = 512
+DEFAULTS = DispatchFlags()
 LAYOUT = b"layout of tests!"
 MODEL = ServedModel("tiny", "00", "float32")
 
@@ -74,7 +78,7 @@ class ScriptedWorker(WorkerServicer):
             num_blocks=num_blocks,
             max_context=max_context,
             max_num_seqs=8,
-            vocab_size=512,
+            vocab_size=VOCAB_SIZE,
             version="0",
             transfer_address="127.0.0.1:1",
         )
@@ -203,6 +207,10 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.workers.close()
+
+    def parts(self, flags: DispatchFlags = DEFAULTS) -> DispatchParts:
+        """What a dispatcher over these workers shares between its requests."""
+        return dispatch_parts(self.workers, VOCAB_SIZE, flags)
 
     @property
     def usable(self) -> set[str]:

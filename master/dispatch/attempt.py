@@ -1,39 +1,32 @@
 """One attempt: on one worker, or on a prefill and a decode worker.
 
-    begin on the first worker --its prefill starts--> choose a decode worker --refused--> another, in the end the
-    first one itself --all sequences finished--> done
+    begin on the first worker --its prefill starts--> choose a decode worker --refused, or cut off--> another, in the
+    end the first one itself --all sequences finished--> done
 
-A decode worker that refused has not touched the KV, so the first worker still has it. After any other failure nobody
-knows (it may just have been handed over), and a new attempt finds in the prefix caches what there is.
+A decode worker that refused, or never reached the first one, has not taken the KV, so the first one still has it. After
+any other failure nobody knows (it may just have been handed over), and a new attempt finds in the prefix caches what
+there is.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
+from master.dispatch.fault import AttemptFailed, Fault, fault_of, leaves_kv
+from master.dispatch.leg_tally import ImpossibleUpdate, LegTally
+from master.dispatch.parts import DispatchParts
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
 from master.request import GenerationRequest
-from master.routing.policies import Policy
-from master.routing.router import Route, pick_decode
+from master.routing.router import Route, holds_all, pick_decode
 from master.routing.views import PromptView, WorkerView
 from master.workers.session import Leg
-from master.workers.workers import Workers
 from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start, TokenDelta
 
 MAX_REFUSALS = 3  # decode workers tried before the prefill worker decodes
-BLAME_TIMEOUT_S = 0.5
-
-
-class AttemptFailed(Exception):
-    """The attempt ended before its sequences did."""
-
-    def __init__(self, failure: Failure, worker: str) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-        self.worker = worker
+ASK_AGAIN_S = 0.25  # where it can't, as its pool is too small
 
 
 class Attempt:
@@ -47,29 +40,27 @@ class Attempt:
         route: Route,
         prompt: PromptView,
         *,
-        workers: Workers,
-        next_number: Callable[[], int],
+        parts: DispatchParts,
         progress: TokenProgress,
         trace: RequestTrace,
         avoided: Collection[str],
-        policy: Policy,
     ) -> None:
         self._request = request
         self._sequences = sequences
         self._output_ids = output_ids
         self._route = route
         self._prompt = prompt
-        self._workers = workers
-        self._next_number = next_number
+        self._parts = parts
         self._progress = progress
         self._trace = trace
+        self._began_s = time.monotonic()
         self._updates: asyncio.Queue[tuple[Leg, LegUpdate]] = asyncio.Queue()
-        self._legs: list[Leg] = []
+        self._legs: dict[Leg, LegTally] = {}
         self._decode: Leg | None = None
+        self._is_decode_wanted = False  # no worker would take it, so they are asked again
         self._kv_handle: bytes | None = None
         self._num_refusals = 0
         self._unwanted = set(avoided)
-        self._policy = policy
         self._num_prompt_logprobs = 0
         self._held_deltas: list[TokenDelta] = []  # came before the prompt's log-probabilities, from the other worker
 
@@ -78,7 +69,11 @@ class Attempt:
         first = self._begin(self._route.worker, self._route.stage)
         try:
             while not self._is_finished():
-                leg, update = await self._updates.get()
+                news = await self._next_update()
+                if news is None:
+                    self._begin_decode(first)
+                    continue
+                leg, update = news
                 self._take(leg, update)
                 if leg is first and update.started is not None and update.started.kv_handle is not None:
                     self._kv_handle = update.started.kv_handle
@@ -90,8 +85,35 @@ class Attempt:
         finally:
             for leg in self._legs:
                 leg.session.end(leg)
+                if self._parts.suspects.end(self._request.id, leg.worker):
+                    self._parts.routes.wake()
+
+    def finish_sequence(self, index: int) -> None:
+        """The sequence needs no further token."""
+        for leg in self._legs:
+            if index in leg.unfinished:
+                leg.session.cancel_sequence(leg, index)
+
+    async def _next_update(self) -> tuple[Leg, LegUpdate] | None:
+        """None when it is time to ask for a decode worker again."""
+        try:
+            async with asyncio.timeout(ASK_AGAIN_S if self._is_decode_wanted else None):
+                return await self._updates.get()
+        except TimeoutError:
+            return None
 
     def _take(self, leg: Leg, update: LegUpdate) -> None:
+        tally = self._legs[leg]
+        had_generated = tally.has_generated
+        try:
+            tally.add(update)
+        except ImpossibleUpdate as error:
+            raise self._failed(leg, Failure(ErrorCode.INTERNAL, f"{leg.worker} sent {error}")) from error
+        now_s = time.monotonic()
+        if tally.has_generated and not had_generated:
+            self._parts.health.generated(leg.worker, now_s)
+        if update.transferred is not None:
+            self._parts.health.transferred(self._route.worker.name, leg.worker)
         self._trace.count(leg.worker, leg.start.stage, update)
         self._trace.add_prompt_logprobs(self._num_prompt_logprobs, update.prompt_logprobs)
         self._num_prompt_logprobs += len(update.prompt_logprobs)
@@ -100,47 +122,74 @@ class Attempt:
             held, self._held_deltas = self._held_deltas, []
             for delta in held:
                 self._progress.add(delta)
-
-    def finish_sequence(self, index: int) -> None:
-        """The sequence needs no further token."""
-        for leg in self._legs:
-            if index in leg.unfinished:
-                leg.session.cancel_sequence(leg, index)
+            if self._parts.suspects.progressed(self._request.id, self._progress.num_tokens):
+                self._parts.routes.wake()
 
     def _begin_decode(self, first: Leg) -> None:
-        """On the best worker that is wanted; else on the one that computes the prompt."""
+        """On the best worker that is wanted; else on the one that computes the prompt, if it can hold it all."""
+        can_decode_here = holds_all(self._route.worker, self._prompt)
         worker = None
-        if self._num_refusals < MAX_REFUSALS:
-            views = self._workers.views()
-            worker = pick_decode(views, self._route.worker, self._prompt, self._unwanted, self._policy)
-        if worker is None:
-            self._decode = None
+        if self._num_refusals < MAX_REFUSALS or not can_decode_here:
+            worker = pick_decode(self._takers(), self._route.worker, self._prompt, self._unwanted, self._parts.policy)
+        self._is_decode_wanted = worker is None and not can_decode_here
+        if worker is not None:
+            self._parts.health.paired(self._route.worker.name, worker.name, time.monotonic())
+            self._decode = self._begin(worker, Stage.DECODE)
+            return
+        self._decode = None
+        if can_decode_here:
             first.session.decode_here(first)
         else:
-            self._decode = self._begin(worker, Stage.DECODE)
+            self._unwanted.clear()
+
+    def _takers(self) -> list[WorkerView]:
+        """Who may be asked to pull from the first worker."""
+        now_s = time.monotonic()
+        takers = self._parts.health.takers(self._route.worker.name, self._parts.workers.views(), now_s)
+        away = self._parts.suspects.to_avoid(self._request.id, now_s)
+        return [worker for worker in takers if worker.name not in away]
 
     async def _on_failure(self, first: Leg, leg: Leg, failure: Failure) -> None:
         """Returns when the attempt can go on without the leg."""
-        if leg is self._decode and _is_refusal(leg, failure):
-            self._num_refusals += 1
+        if leg is self._decode and leaves_kv(leg, failure):
+            if fault_of(leg, failure) is Fault.TRANSFER:
+                self._count_transfer_failure(leg, failure)
+            else:
+                self._num_refusals += 1
             self._unwanted.add(leg.worker)
             self._begin_decode(first)
         elif leg is self._decode:
             raise await self._blame(first, leg, failure)
         elif not self._has_kv_moved() or self._lacks_prompt_logprobs():
-            raise AttemptFailed(failure, leg.worker)
+            raise self._failed(leg, failure)
 
     async def _blame(self, first: Leg, leg: Leg, failure: Failure) -> AttemptFailed:
         """A failed transfer is often the first sign that the prefill worker died, and that is what counts then."""
-        if failure.code in (ErrorCode.TRANSFER_FAILED, ErrorCode.PEER_UNREACHABLE):
+        if fault_of(leg, failure) is Fault.TRANSFER:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BLAME_TIMEOUT_S):
+                async with asyncio.timeout(self._parts.flags.blame_timeout_s):
                     while True:
                         other, update = await self._updates.get()
                         self._take(other, update)
-                        if other is first and update.failure is not None:
-                            return AttemptFailed(update.failure, first.worker)
-        return AttemptFailed(failure, leg.worker)
+                        if other is first and update.failure is not None and first.is_lost:
+                            return self._failed(first, update.failure)
+        return self._failed(leg, failure)
+
+    def _failed(self, leg: Leg, failure: Failure) -> AttemptFailed:
+        """Tells those who choose workers whose fault it is."""
+        fault, worker = fault_of(leg, failure), leg.worker
+        if fault is Fault.TRANSFER and leg.start.stage is Stage.DECODE:
+            self._count_transfer_failure(leg, failure)
+        elif fault is Fault.TRANSFER and self._decode is not None:
+            # The lease ended before the decode worker took the KV, which it had said it would.
+            fault, worker = Fault.ENGINE, self._decode.worker
+        if fault is Fault.ENGINE:
+            self._parts.health.engine_failed(worker, time.monotonic(), failure.message)
+        return AttemptFailed(failure, worker, fault, self._began_s)
+
+    def _count_transfer_failure(self, leg: Leg, failure: Failure) -> None:
+        now_s = time.monotonic()
+        self._parts.health.transfer_failed(self._route.worker.name, leg.worker, now_s, failure.message)
 
     def _has_kv_moved(self) -> bool:
         """Whether the decode worker needs the first one no more."""
@@ -151,16 +200,17 @@ class Attempt:
         return wanted and len(self._trace.prompt_logprobs) < len(self._request.prompt_ids)
 
     def _begin(self, worker: WorkerView, stage: Stage) -> Leg:
-        session = self._workers.session(worker.name)
+        session = self._parts.workers.session(worker.name)
         if session is None or not session.is_usable:
-            raise AttemptFailed(Failure(ErrorCode.UNAVAILABLE, f"worker {worker.name} was lost"), worker.name)
+            failure = Failure(ErrorCode.UNAVAILABLE, f"worker {worker.name} was lost")
+            raise AttemptFailed(failure, worker.name, Fault.LEFT, self._began_s)
         request = self._request
         sampling = request.sampling
         if not self._lacks_prompt_logprobs():
             sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # an earlier attempt reported them
         age_s = time.monotonic() - request.arrived_s
         start = Start(
-            leg=self._next_number(),
+            leg=next(self._parts.leg_numbers),
             request_id=request.id,
             stage=stage,
             prompt_ids=request.prompt_ids,
@@ -175,7 +225,9 @@ class Attempt:
         )
         uncached = self._prompt.num_tokens - self._prompt.cached_tokens(worker)
         leg = session.begin(start, self._on_update, uncached)
-        self._legs.append(leg)
+        self._legs[leg] = LegTally(start, self._parts.vocab_size)
+        self._parts.health.asked(worker.name, time.monotonic())
+        self._parts.suspects.begin(request.id, worker.name)
         return leg
 
     def _on_update(self, leg: Leg, update: LegUpdate) -> None:
@@ -183,9 +235,3 @@ class Attempt:
 
     def _is_finished(self) -> bool:
         return all(self._progress.sequences[index].finish_reason is not None for index in self._sequences)
-
-
-def _is_refusal(leg: Leg, failure: Failure) -> bool:
-    """Whether the decode worker said that it will not begin."""
-    codes = (ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.UNAVAILABLE)
-    return failure.code in codes and not leg.is_lost and not leg.has_started

@@ -8,66 +8,53 @@ position, so the continuation is the one there would have been.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
-from master.dispatch.attempt import Attempt, AttemptFailed
-from master.dispatch.retry_budget import Failures, RetryBudget
+from master.dispatch.attempt import Attempt
+from master.dispatch.fault import ERROR_KINDS, AttemptFailed, Fault
+from master.dispatch.parts import DispatchParts
+from master.dispatch.retry_budget import Failures
+from master.dispatch.routes import RETRY_AFTER_S, RouteAsk
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
-from master.errors import ErrorKind, ServingError, invalid
+from master.errors import ErrorKind, ServingError
 from master.request import GenerationRequest
-from master.routing.policies import Policy, soonest
-from master.routing.router import Route, missing_route, pick_first, pick_last_resort
+from master.routing.circuit import CircuitState
+from master.routing.router import Route
 from master.routing.views import PromptView
-from master.workers.workers import Workers
 from protos.sampling_messages import FinishReason
-from protos.session_messages import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-_NEVER_RETRIED = (ErrorCode.INVALID_ARGUMENT, ErrorCode.DEADLINE_EXCEEDED)
-_KINDS = {
-    ErrorCode.INVALID_ARGUMENT: ErrorKind.INVALID_REQUEST,
-    ErrorCode.DEADLINE_EXCEEDED: ErrorKind.DEADLINE_EXCEEDED,
-    ErrorCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
-    ErrorCode.UNAVAILABLE: ErrorKind.UNAVAILABLE,
-    ErrorCode.TRANSFER_FAILED: ErrorKind.UNAVAILABLE,
-    ErrorCode.PEER_UNREACHABLE: ErrorKind.UNAVAILABLE,
-    ErrorCode.INTERNAL: ErrorKind.INTERNAL,
-}
-RETRY_AFTER_S = 1
-PATIENCE_S = 10.0
+SETTLE_S = 0.05  # after a loss, so that workers which died together are all known to be dead
+MIN_BACK_OFF_S = 0.1
+MAX_BACK_OFF_S = 2.0
 
 
 class RequestRun:
     """`run` returns when every sequence is finished, or raises ServingError; cancel it to give up."""
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        workers: Workers,
-        next_number: Callable[[], int],
-        budget: RetryBudget,
-        policy: Policy = soonest,
-    ) -> None:
+    def __init__(self, request: GenerationRequest, parts: DispatchParts) -> None:
         self.progress = TokenProgress(request.n)
         self.trace = RequestTrace(request.arrived_s)
         self._request = request
-        self._workers = workers
-        self._next_number = next_number
-        self._budget = budget
-        self._policy = policy
+        self._parts = parts
         self._avoided: set[str] = set()
+        self._refused: dict[str, float] = {}  # until when workers that had no room are not asked again
+        self._back_off_s = MIN_BACK_OFF_S
         self._running: set[Attempt] = set()
 
     async def run(self) -> None:
         request = self._request
+        self.trace.admit()
         try:
             async with asyncio.timeout(request.arrived_s + request.time_limit_s - time.monotonic()):
                 await self._run_sequences(tuple(range(request.n)), Failures())
         except TimeoutError as error:
             message = f"not finished within {request.time_limit_s:g} s"
             raise ServingError(ErrorKind.DEADLINE_EXCEEDED, message) from error
+        finally:
+            if self._parts.suspects.clear(request.id):
+                self._parts.routes.wake()
 
     def finish_sequence(self, index: int) -> None:
         """The sequence needs no further token: a stop string was found, which only the master looks for."""
@@ -79,11 +66,14 @@ class RequestRun:
         """Brings sequences that stand at the same tokens to their end."""
         num_tokens = self._num_tokens(sequences)
         try:
-            await self._attempt(sequences, is_retry=failures.total > 0)
+            await self._attempt(sequences, is_resumed=failures.total > 0)
             return
-        except AttemptFailed as failure:
-            failures = failures.another(has_progressed=self._num_tokens(sequences) > num_tokens)
-            self._check_retry(failure, failures)
+        except AttemptFailed as failed:
+            if failed.fault not in (Fault.NO_ROOM, Fault.LEFT):
+                failures = failures.another(has_progressed=self._num_tokens(sequences) > num_tokens)
+            self._check_retry(failed, failures)
+            if failed.fault is Fault.LOST:
+                await asyncio.sleep(SETTLE_S)
         unfinished = [index for index in sequences if self.progress.sequences[index].finish_reason is None]
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -92,7 +82,7 @@ class RequestRun:
         except* ServingError as errors:
             raise _first(errors) from None
 
-    async def _attempt(self, sequences: tuple[int, ...], is_retry: bool) -> None:
+    async def _attempt(self, sequences: tuple[int, ...], is_resumed: bool) -> None:
         output_ids = tuple(self.progress.sequences[sequences[0]].token_ids)
         request = self._request
         prompt = PromptView(
@@ -105,14 +95,12 @@ class RequestRun:
             request,
             sequences,
             output_ids,
-            await self._route(prompt, is_retry),
+            await self._route(prompt, is_resumed or bool(output_ids)),
             prompt,
-            workers=self._workers,
-            next_number=self._next_number,
+            parts=self._parts,
             progress=self.progress,
             trace=self.trace,
             avoided=self._avoided,
-            policy=self._policy,
         )
         self.trace.begin_attempt()
         self._running.add(attempt)
@@ -121,45 +109,46 @@ class RequestRun:
         finally:
             self._running.discard(attempt)
 
-    async def _route(self, prompt: PromptView, is_retry: bool) -> Route:
-        """Raises ServingError when there is no worker for it.
+    async def _route(self, prompt: PromptView, is_resumed: bool) -> Route:
+        """Raises ServingError when there is no worker for it."""
+        asked_s = time.monotonic()
+        ask = RouteAsk(self._request.id, prompt, is_resumed, self._avoided, self._refused)
+        route = await self._parts.routes.find(ask)
+        self.trace.wait(time.monotonic() - asked_s)
+        return route
 
-        What has begun can't be asked for again by its client, so it waits a while for one that restarts or was cut off.
-        """
-        try:
-            async with asyncio.timeout(PATIENCE_S if is_retry else 0):
-                while True:
-                    views = self._workers.views()
-                    route = pick_first(views, prompt, self._avoided, self._policy)
-                    if route is None and is_retry:
-                        route = pick_last_resort(views, prompt, self._avoided, self._policy)
-                    if route is not None:
-                        return route
-                    await self._workers.changed()
-        except TimeoutError:
-            raise self._refusal(prompt, is_retry) from None
-
-    def _refusal(self, prompt: PromptView, is_retry: bool) -> ServingError:
-        """Why there is no route."""
-        reason = missing_route(self._workers.views())
-        if reason is not None:
-            return ServingError(ErrorKind.UNAVAILABLE, reason, retry_after_s=RETRY_AFTER_S)
-        problem = f"prompt and completion of {prompt.max_total_tokens} tokens fit no worker's memory"
-        if is_retry:  # they did fit one
-            return ServingError(ErrorKind.UNAVAILABLE, problem, retry_after_s=RETRY_AFTER_S)
-        return invalid("max_tokens", problem)
-
-    def _check_retry(self, error: AttemptFailed, failures: Failures) -> None:
+    def _check_retry(self, failed: AttemptFailed, failures: Failures) -> None:
         """Returns when what is unfinished may be tried again; else raises what the client is told."""
-        failure = error.failure
-        is_lost = failure.code is ErrorCode.UNAVAILABLE
-        is_allowed = failure.code not in _NEVER_RETRIED and failures.may_try_again
-        if not is_allowed or not (is_lost or self._budget.try_spend()):
-            kind = _KINDS[failure.code]
-            is_temporary = kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE)
-            raise ServingError(kind, failure.message, retry_after_s=RETRY_AFTER_S if is_temporary else None)
-        logger.info("%s: attempt on %s failed, trying again: %s", self._request.id, error.worker, failure.message)
-        self._avoided.add(error.worker)
+        if failed.fault is Fault.REQUEST or not failures.may_try_again:
+            raise _told(failed)
+        if failed.fault is Fault.LOST:
+            self._check_suspicion(failed)
+        elif failed.fault is Fault.ENGINE and not self._is_retry_paid(failed.worker):
+            raise _told(failed)
+        elif failed.fault is Fault.NO_ROOM:
+            self._refused[failed.worker] = time.monotonic() + self._back_off_s
+            self._back_off_s = min(self._back_off_s * 2, MAX_BACK_OFF_S)
+        if failed.fault is not Fault.NO_ROOM:
+            self._avoided.add(failed.worker)
+        self._parts.metrics.retry(failed.fault)
+        if self.progress.num_tokens:
+            self._parts.metrics.moved_requests.inc()
+        what = f"attempt on {failed.worker} failed ({failed.fault.value})"
+        logger.info("%s: %s, trying again: %s", self._request.id, what, failed.failure.message)
+
+    def _check_suspicion(self, failed: AttemptFailed) -> None:
+        """Raises ServingError for a request that has to be taken for what kills its workers."""
+        request_id = self._request.id
+        if self._parts.suspects.lost(request_id, failed.began_s, time.monotonic(), self.progress.num_tokens):
+            self._parts.metrics.killers.inc()
+            message = f"two workers were lost while they ran it, so no third one is tried: {failed.failure.message}"
+            logger.error("%s: %s", request_id, message)
+            raise ServingError(ErrorKind.INTERNAL, message)
+
+    def _is_retry_paid(self, worker: str) -> bool:
+        """A worker whose circuit is open is asked for nothing more, so leaving it can't become a storm."""
+        is_open = self._parts.health.circuit_of(worker) is not CircuitState.CLOSED
+        return is_open or self._parts.budget.try_spend()
 
     def _num_tokens(self, sequences: tuple[int, ...]) -> int:
         return sum(len(self.progress.sequences[index].token_ids) for index in sequences)
@@ -170,6 +159,12 @@ class RequestRun:
         for index in sequences:
             groups.setdefault(tuple(self.progress.sequences[index].token_ids), []).append(index)
         return [tuple(group) for group in groups.values()]
+
+
+def _told(failed: AttemptFailed) -> ServingError:
+    kind = ERROR_KINDS[failed.failure.code]
+    is_temporary = kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE)
+    return ServingError(kind, failed.failure.message, retry_after_s=RETRY_AFTER_S if is_temporary else None)
 
 
 def _first(group: BaseExceptionGroup[ServingError]) -> ServingError:

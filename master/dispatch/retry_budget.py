@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 MAX_FAILURES_IN_A_ROW = 4  # of a sequence's attempts, without a new token in between
-MAX_FAILURES = 16  # of a sequence's attempts; a request that kills its workers must not kill them all
-SHARE = 0.1  # of requests that may be tried again for anything but a lost worker
-BURST = 10.0  # retries in hand after a quiet time
+MAX_FAILURES = 16  # of a sequence's attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +25,22 @@ class Failures:
 class RetryBudget:
     """Shared by all requests of a master.
 
-    A lost worker costs nothing here: its requests were fine and each moves on once. Failures that would repeat
-    (transfers, engine errors, refusals) are paid for, and the budget grows with the traffic.
+    What an engine failed is paid for here, and the budget grows by `share` with each request, up to `burst`. A lost
+    worker, a full queue and a pair that is cut cost nothing: each request moves on once, and the next one is not sent
+    there. Nor does an engine whose circuit is open, as that lets through only what it can't cost much to lose.
     """
 
-    def __init__(self) -> None:
-        self._tokens = BURST
+    def __init__(self, share: float, burst: float) -> None:
+        self._share = share
+        self._burst = burst
+        self.left = burst
 
     def count_request(self) -> None:
-        self._tokens = min(BURST, self._tokens + SHARE)
+        self.left = min(self._burst, self.left + self._share)
 
     def try_spend(self) -> bool:
         """False when the budget is used up."""
-        if self._tokens < 1.0:
+        if self.left < 1.0:
             return False
-        self._tokens -= 1.0
+        self.left -= 1.0
         return True

@@ -37,7 +37,7 @@ class SequenceProgress:
 
 
 class TokenProgress:
-    """Of all sequences of a request. The dispatcher's attempts add, its consumer takes; a slow one holds back nothing
+    """The progress of all sequences of a request. Its attempts add, its consumer takes; a slow one holds back nothing
     but itself, as what is not taken is at most what the request may emit."""
 
     def __init__(self, num_sequences: int) -> None:
@@ -47,6 +47,11 @@ class TokenProgress:
     @property
     def is_finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences together."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     def add(self, delta: TokenDelta) -> None:
         if self.sequences[delta.sequence].add(delta):

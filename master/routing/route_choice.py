@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from master.routing.policies import Policy, soonest
 from master.routing.router import Route, missing_route, pick_first, pick_last_resort
 from master.routing.views import PromptView, WorkerView
 from protos.session_messages import Role, Stage
@@ -39,12 +40,14 @@ class Fleet:
     is_complete: bool = True
 
 
-def choose_route(fleet: Fleet, prompt: PromptView, avoided: Collection[str], *, any_role: bool) -> Route | NoRoute:
+def choose_route(
+    fleet: Fleet, prompt: PromptView, avoided: Collection[str], *, any_role: bool, policy: Policy = soonest
+) -> Route | NoRoute:
     """`any_role`: where a role is missing, any engine serves rather than nobody."""
-    route = _pick(fleet.askable, prompt, {*avoided, *fleet.lonely}, any_role)
+    route = _pick(fleet.askable, prompt, {*avoided, *fleet.lonely}, any_role, policy)
     if route is not None:
         return route
-    if _pick(fleet.connected, prompt, avoided, any_role) is not None:
+    if _pick(fleet.connected, prompt, avoided, any_role, policy) is not None:
         return _withheld(fleet)
     reason = missing_route(fleet.connected, any_role=any_role)
     if reason is not None:
@@ -58,14 +61,11 @@ def is_fallback(route: Route) -> bool:
     return route.stage is Stage.WHOLE and route.worker.role in (Role.PREFILL, Role.DECODE)
 
 
-def can_decode_here(prefill: WorkerView, prompt: PromptView) -> bool:
-    """Whether the worker that computes the prompt could hold the whole sequence; the last token needs no KV."""
-    return prefill.blocks_for(prompt.max_total_tokens - 1) <= prefill.num_blocks
-
-
-def _pick(workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str], any_role: bool) -> Route | None:
-    route = pick_first(workers, prompt, avoided)
-    return pick_last_resort(workers, prompt, avoided) if route is None and any_role else route
+def _pick(
+    workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str], any_role: bool, policy: Policy
+) -> Route | None:
+    route = pick_first(workers, prompt, avoided, policy)
+    return pick_last_resort(workers, prompt, avoided, policy) if route is None and any_role else route
 
 
 def _withheld(fleet: Fleet) -> NoRoute:

@@ -45,7 +45,7 @@ def pick_decode(
     able = [
         worker
         for worker in workers
-        if worker.name not in unwanted and _can_take_over(worker, prefill) and _holds_all(worker, prompt)
+        if worker.name not in unwanted and _can_take_over(worker, prefill) and holds_all(worker, prompt)
     ]
     candidates = [worker for worker in able if worker.role is Role.DECODE] or able
     return policy(candidates, prompt, Stage.DECODE) if candidates else None
@@ -55,7 +55,7 @@ def pick_last_resort(
     workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str], policy: Policy = soonest
 ) -> Route | None:
     """Any worker, whatever its role, to go on with what has begun: every engine can compute any stage."""
-    able = [worker for worker in workers if _holds_all(worker, prompt)]
+    able = [worker for worker in workers if holds_all(worker, prompt)]
     return Route(policy(_wanted(able, avoided), prompt, Stage.DECODE), Stage.WHOLE) if able else None
 
 
@@ -68,6 +68,11 @@ def missing_route(workers: Sequence[WorkerView], *, any_role: bool = False) -> s
     if any(worker.role is Role.PREFILL for worker in workers):
         return "no DECODE or MIX worker is connected that could take over from the PREFILL workers"
     return "no PREFILL, MIX or DEFAULT worker is connected"
+
+
+def holds_all(worker: WorkerView, prompt: PromptView) -> bool:
+    """Whether prompt and completion fit; the last token emitted needs no KV."""
+    return prompt.max_total_tokens <= worker.max_context and _fits(worker, prompt.max_total_tokens - 1, prompt)
 
 
 def largest_room(workers: Sequence[WorkerView]) -> int | None:
@@ -95,9 +100,9 @@ def _has_partner(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
 def _can_serve(worker: WorkerView, workers: Sequence[WorkerView], prompt: PromptView) -> bool:
     """Whether the worker, together with one that takes over if it needs one, is large enough."""
     if worker.role is not Role.PREFILL:
-        return _holds_all(worker, prompt)
+        return holds_all(worker, prompt)
     return _fits(worker, prompt.num_tokens, prompt) and any(
-        _can_take_over(other, worker) and _holds_all(other, prompt) for other in workers
+        _can_take_over(other, worker) and holds_all(other, prompt) for other in workers
     )
 
 
@@ -107,11 +112,6 @@ def _can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
         and worker.name != prefill.name
         and worker.layout_fingerprint == prefill.layout_fingerprint
     )
-
-
-def _holds_all(worker: WorkerView, prompt: PromptView) -> bool:
-    """Whether prompt and completion fit; the last token emitted needs no KV."""
-    return prompt.max_total_tokens <= worker.max_context and _fits(worker, prompt.max_total_tokens - 1, prompt)
 
 
 def _fits(worker: WorkerView, num_tokens: int, prompt: PromptView) -> bool:

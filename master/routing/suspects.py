@@ -44,8 +44,11 @@ class Suspects:
         suspicion = self._suspicions.get(request)
         return None if suspicion is None else suspicion.since_s + ISOLATION_S
 
-    def hosts_of_others(self, request: str) -> Collection[str]:
-        """Workers on which another suspect runs."""
+    def to_avoid(self, request: str, now_s: float) -> Collection[str]:
+        """Workers on which another suspect runs, as long as the request is to keep away from them."""
+        until_s = self.isolated_until_s(request)
+        if until_s is None or now_s >= until_s:
+            return ()
         others = (suspicion for name, suspicion in self._suspicions.items() if name != request)
         return {host for suspicion in others for host in suspicion.hosts}
 

@@ -12,10 +12,19 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from enum import Enum
 
 from master.routing.views import WorkerView
 from master.workers.access import PLAIN, WorkerAccess
-from master.workers.session_call import CALL_ENDS, SessionCall, WorkerLost, describe, refusal_of, session_call
+from master.workers.session_call import (
+    CALL_ENDS,
+    SessionCall,
+    WorkerLost,
+    WorkerSilent,
+    describe,
+    refusal_of,
+    session_call,
+)
 from protos.session_messages import (
     CacheEvents,
     Cancel,
@@ -45,6 +54,14 @@ MAX_PAUSE_S = 2.0
 OnUpdate = Callable[["Leg", LegUpdate], None]
 
 
+class Loss(Enum):
+    """How a session ended under its legs."""
+
+    CLOSED = "closed"  # the worker's process died, closed it, or says that its engine stands still
+    SILENT = "silent"  # the worker hangs, or was cut off
+    DRAINED = "drained"  # the worker was leaving
+
+
 @dataclass(eq=False)
 class Leg:
     """An attempt's part on one worker, from `begin` to its last update or `end`."""
@@ -56,7 +73,7 @@ class Leg:
     unfinished: set[int]  # sequences
     has_started: bool = False
     has_prefilled: bool = False  # or received the KV
-    is_lost: bool = False  # the session broke; what the worker did last is not known
+    loss: Loss | None = None  # the session broke; what the worker did last is not known
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the worker holds nothing for it any more, or is lost
 
     @property
@@ -66,6 +83,10 @@ class Leg:
     @property
     def worker(self) -> str:
         return self.session.name
+
+    @property
+    def is_lost(self) -> bool:
+        return self.loss is not None
 
 
 class WorkerSession:
@@ -90,6 +111,7 @@ class WorkerSession:
         self.address = address
         self.welcome: Welcome | None = None
         self.load = LoadReport(Role.DEFAULT)
+        self.num_lost = 0  # times that it ended otherwise than by draining
         self._master_id = master_id
         self._silence_s = silence_s
         self._on_change = on_change
@@ -196,12 +218,12 @@ class WorkerSession:
                     pause_s = self._on_end(error, pause_s)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
         finally:
-            self._lose("no longer known")
+            self._lose("no longer known", Loss.DRAINED)
 
     def _on_end(self, error: Exception, pause_s: float) -> float:
         """Returns for how long to wait before the next connection; `pause_s` was the wait before this one."""
         was_open = self.welcome is not None
-        self._lose(describe(error))
+        self._lose(describe(error), self._loss_by(error))
         is_news = was_open
         if (refusal := refusal_of(error)) is not None:
             logger.log(logging.DEBUG if self._was_refused else logging.WARNING, "worker %s %s", self.name, refusal)
@@ -250,22 +272,28 @@ class WorkerSession:
         self._was_refused = False
         self._on_change()
 
-    def _lose(self, reason: str) -> None:
+    def _loss_by(self, error: Exception) -> Loss:
+        if self.load.is_draining or self._is_draining:
+            return Loss.DRAINED
+        return Loss.SILENT if isinstance(error, WorkerSilent | TimeoutError) else Loss.CLOSED
+
+    def _lose(self, reason: str, loss: Loss) -> None:
         self._outgoing.clear()
         self._cached = set()
         if self.welcome is None:
             return
         self.welcome = None
-        self._fail_legs(f"worker {self.name} was lost: {reason}")
+        self.num_lost += loss is not Loss.DRAINED
+        self._fail_legs(f"worker {self.name} was lost: {reason}", loss)
         self._on_change()
 
-    def _fail_legs(self, message: str) -> None:
+    def _fail_legs(self, message: str, loss: Loss) -> None:
         legs, self._legs = self._legs, {}
         leaving, self._leaving = self._leaving, {}
         for leg in (*legs.values(), *leaving.values()):
             leg.ended.set()
         for leg in legs.values():
-            leg.is_lost = True
+            leg.loss = loss
             failure = Failure(ErrorCode.UNAVAILABLE, message)
             leg.on_update(leg, LegUpdate(leg.number, failure=failure))
 

@@ -29,6 +29,10 @@ class WorkerLost(Exception):
     """The session ended; the message says how."""
 
 
+class WorkerSilent(WorkerLost):
+    """The worker said nothing for too long."""
+
+
 # What reading and writing raise. InvalidStateError comes from writing into a call that is over.
 CALL_ENDS = (WorkerLost, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
 
@@ -44,7 +48,7 @@ class SessionCall:
             async with asyncio.timeout(timeout_s):
                 message = await self._call.read()
         except TimeoutError as error:
-            raise WorkerLost(f"silent for {timeout_s:g} s") from error
+            raise WorkerSilent(f"silent for {timeout_s:g} s") from error
         if not isinstance(message, wire.ToMaster):
             raise WorkerLost(f"closed the session: {await self._call.details() or 'no reason given'}")
         return decode_to_master(message)

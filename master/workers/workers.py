@@ -42,11 +42,22 @@ class Workers:
         self._on_change = on_change
         self._access = access
         self._known: dict[str, _Known] = {}
+        self._num_lost_forgotten = 0
         self._next_change = asyncio.Event()
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
         return [known.session for known in self._known.values()]
+
+    @property
+    def num_lost(self) -> int:
+        """How often a worker was lost since this master began."""
+        return self._num_lost_forgotten + sum(session.num_lost for session in self.sessions)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every worker that is known is connected."""
+        return all(known.session.welcome is not None for known in self._known.values())
 
     def record(self, name: str) -> InstanceRecord | None:
         known = self._known.get(name)
@@ -131,6 +142,7 @@ class Workers:
 
     def _forget(self, name: str) -> None:
         known = self._known.pop(name)
+        self._num_lost_forgotten += known.session.num_lost
         known.task.cancel()
 
     def _on_session_change(self) -> None:

@@ -1,7 +1,7 @@
 """The client API's protobuf messages to the domain request, and outputs back."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 import msgspec
@@ -147,19 +147,5 @@ def _encode_usage(usage: Usage, num_reasoning_tokens: int) -> wire.Usage:
 
 
 def _encode_timeline(timeline: Timeline) -> wire.Timeline:
-    return wire.Timeline(
-        queue_s=timeline.queue_s,
-        prefill_s=timeline.prefill_s,
-        transfer_s=timeline.transfer_s,
-        transfer_wait_s=timeline.transfer_wait_s,
-        first_token_s=timeline.first_token_s,
-        decode_s=timeline.decode_s,
-        total_s=timeline.total_s,
-        transport=timeline.transport,
-        transfer_bytes=timeline.transfer_bytes,
-        blocks_sent=timeline.blocks_sent,
-        blocks_skipped=timeline.blocks_skipped,
-        prefill_instance=timeline.prefill_instance,
-        decode_instance=timeline.decode_instance,
-        attempts=timeline.attempts,
-    )
+    """Both have the same names."""
+    return wire.Timeline(**asdict(timeline))

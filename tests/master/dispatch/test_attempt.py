@@ -1,11 +1,9 @@
 """One attempt on scripted workers: who is told what, and what a failure leads to."""
 
 import asyncio
-import itertools
 import time
 
 from master.dispatch.request_run import RequestRun
-from master.dispatch.retry_budget import BURST, RetryBudget
 from master.request import GenerationRequest
 from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
 from protos.session_messages import Cancel, DecodeHere, ErrorCode, Failure, LoadReport, Prefilled, Role, Stage, Start
@@ -26,13 +24,12 @@ class Running:
     """A request's attempts, begun."""
 
     def __init__(self, fleet: Fleet, n: int = 1, prompt_logprobs: int | None = None) -> None:
-        self.budget = RetryBudget()
-        numbers = itertools.count(1)
-        self.attempts = RequestRun(request(n, prompt_logprobs), fleet.workers, lambda: next(numbers), self.budget)
-        self.task = asyncio.create_task(self.attempts.run())
+        self.parts = fleet.parts()
+        self.run = RequestRun(request(n, prompt_logprobs), self.parts)
+        self.task = asyncio.create_task(self.run.run())
 
     def token_ids(self, sequence: int = 0) -> list[int]:
-        return self.attempts.progress.sequences[sequence].token_ids
+        return self.run.progress.sequences[sequence].token_ids
 
     async def until_token(self, number: int) -> None:
         await soon(lambda: len(self.token_ids()) >= number)
@@ -40,10 +37,7 @@ class Running:
     @property
     def num_paid(self) -> int:
         """Retries that the budget paid for."""
-        left = 0
-        while self.budget.try_spend():
-            left += 1
-        return int(BURST) - left
+        return self.parts.flags.retry_burst - int(self.parts.budget.left)
 
 
 async def begin_pair(prefill: ScriptedWorker, decode: ScriptedWorker) -> tuple[Start, Start]:
@@ -69,10 +63,10 @@ async def test_prefill_and_decode_share_a_request() -> None:
         decode.emits(second, 1, 41, 42, finish=STOP)
         await running.task
         assert running.token_ids() == [40, 41, 42]
-        timeline = running.attempts.trace.timeline()
+        timeline = running.run.trace.timeline()
         assert (timeline.prefill_instance, timeline.decode_instance) == (prefill.address, decode.address)
         assert (timeline.blocks_sent, timeline.blocks_skipped, timeline.attempts) == (2, 1, 1)
-        assert running.attempts.trace.cached_tokens == 4
+        assert running.run.trace.cached_tokens == 4
 
 
 async def test_the_prefill_worker_is_let_go_once_its_part_is_done() -> None:
@@ -86,7 +80,7 @@ async def test_the_prefill_worker_is_let_go_once_its_part_is_done() -> None:
         assert session.num_legs == 1, "what prefill has to say is still to come"
         prefill.prefills(first, 40)
         await soon(lambda: session.num_legs == 0)
-        assert running.attempts.trace.prefill_s == 0.5
+        assert running.run.trace.timeline().prefill_s == 0.5
         await fleet.leave(prefill)
         decode.emits(second, 1, 41, finish=STOP)
         await running.task
@@ -141,7 +135,7 @@ async def test_the_prefill_worker_decodes_when_no_other_is_left() -> None:
         await prefill.hear(DecodeHere)
         prefill.emits(first, 0, 40, finish=STOP)
         await running.task
-        assert running.attempts.trace.attempts == 1
+        assert running.run.trace.attempts == 1
 
 
 async def test_a_decode_worker_that_dies_may_have_taken_the_kv_so_everything_begins_anew() -> None:
@@ -160,7 +154,7 @@ async def test_a_decode_worker_that_dies_may_have_taken_the_kv_so_everything_beg
         await running.task
         assert running.token_ids() == [40, 41]
         assert running.num_paid == 0
-        timeline = running.attempts.trace.timeline()
+        timeline = running.run.trace.timeline()
         assert timeline.decode_instance == prefill.address, "it was not the dead one that decoded"
         assert timeline.attempts == 2
 
@@ -177,7 +171,7 @@ async def test_a_worker_whose_transfer_failed_does_not_decode_again() -> None:
         prefill.emits(again, 0, 40, finish=STOP)
         await running.task
         assert not decode.has_heard
-        assert running.num_paid == 1
+        assert running.num_paid == 0
 
 
 async def test_a_dead_prefill_worker_is_no_fault_of_the_request_though_its_transfer_fails_first() -> None:
@@ -221,7 +215,7 @@ async def test_prompt_logprobs_survive_a_death_half_way() -> None:
         first = await dying.hear(Start)
         assert first.sampling.prompt_logprobs == 0
         dying.update(first, prompt_logprobs=entries[:6])
-        await soon(lambda: len(running.attempts.trace.prompt_logprobs) == 6)
+        await soon(lambda: len(running.run.trace.prompt_logprobs) == 6)
         await dying.die()
         again = await living.hear(Start)
         assert again.sampling.prompt_logprobs == 0
@@ -230,7 +224,7 @@ async def test_prompt_logprobs_survive_a_death_half_way() -> None:
         living.update(again, prompt_logprobs=entries[4:])
         living.emits(again, 0, 40, finish=STOP)
         await running.task
-        assert running.attempts.trace.take_prompt_logprobs() == entries
+        assert running.run.trace.take_prompt_logprobs() == entries
         assert decode.name
 
 
@@ -247,7 +241,7 @@ async def test_a_fast_decode_worker_does_not_outrun_prompt_logprobs() -> None:
         prefill.update(first, prompt_logprobs=entries)
         await running.task
         assert running.token_ids() == [40, 41]
-        assert running.attempts.trace.take_prompt_logprobs() == entries
+        assert running.run.trace.take_prompt_logprobs() == entries
 
 
 async def test_a_finished_sample_is_cancelled_where_it_runs() -> None:
@@ -258,7 +252,7 @@ async def test_a_finished_sample_is_cancelled_where_it_runs() -> None:
         mix.begins(start)
         mix.prefills(start, 40, 50)
         await running.until_token(1)
-        running.attempts.finish_sequence(1)
+        running.run.finish_sequence(1)
         assert await mix.hear(Cancel) == Cancel(start.leg, 1)
         mix.emits(start, 1, 41, finish=STOP)
         await running.task

@@ -53,7 +53,7 @@ class Master:
     """A dispatcher over one MIX worker or a prefill and a decode worker."""
 
     def __init__(self, fleet: Fleet, workers: list[ScriptedWorker], tokenizer: Tokenizer) -> None:
-        self.dispatcher = Dispatcher(fleet.workers, tokenizer, max_requests=10)
+        self.dispatcher = Dispatcher(fleet.parts(), tokenizer)
         self.workers = workers
 
     def request(self, request_id: str, answer_id: str | None = None) -> GenerationRequest:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from master.dispatch.dispatcher import Dispatcher
+from master.dispatch.flags import DispatchFlags
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
@@ -43,7 +44,7 @@ def request(
 
 
 def dispatcher_of(fleet: Fleet, tokenizer: Tokenizer, max_requests: int = 10) -> Dispatcher:
-    return Dispatcher(fleet.workers, tokenizer, max_requests=max_requests)
+    return Dispatcher(fleet.parts(DispatchFlags(max_requests=max_requests)), tokenizer)
 
 
 async def collect(outputs: AsyncGenerator[GenerationOutput, None]) -> list[GenerationOutput]:

@@ -1,6 +1,8 @@
 """How often what failed may be tried again."""
 
-from master.dispatch.retry_budget import BURST, MAX_FAILURES, MAX_FAILURES_IN_A_ROW, Failures, RetryBudget
+from master.dispatch.retry_budget import MAX_FAILURES, MAX_FAILURES_IN_A_ROW, Failures, RetryBudget
+
+BURST = 10
 
 
 def spend_all(budget: RetryBudget) -> int:
@@ -11,13 +13,13 @@ def spend_all(budget: RetryBudget) -> int:
 
 
 def test_a_burst_is_free_and_then_it_is_over() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(0.1, BURST)
     assert spend_all(budget) == BURST
     assert not budget.try_spend()
 
 
 def test_a_tenth_of_the_traffic_may_be_tried_again() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(0.1, BURST)
     spend_all(budget)
     for _ in range(45):
         budget.count_request()
@@ -25,7 +27,7 @@ def test_a_tenth_of_the_traffic_may_be_tried_again() -> None:
 
 
 def test_a_quiet_time_saves_up_no_more_than_a_burst() -> None:
-    budget = RetryBudget()
+    budget = RetryBudget(0.1, BURST)
     for _ in range(10_000):
         budget.count_request()
     assert spend_all(budget) == BURST

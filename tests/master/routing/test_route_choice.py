@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from master.routing.route_choice import Fleet, Hindrance, NoRoute, can_decode_here, choose_route, is_fallback
-from master.routing.router import Route
+from master.routing.route_choice import Fleet, Hindrance, NoRoute, choose_route, is_fallback
+from master.routing.router import Route, holds_all
 from master.routing.views import WorkerView
 from protos.session_messages import Role, Stage
 from tests.master.routing.test_router import DECODE, DEFAULT, MIX, PREFILL, prompt, worker
@@ -104,5 +104,5 @@ def test_a_prefill_worker_that_reaches_nobody_is_the_last_choice() -> None:
 def test_decoding_here_needs_room_for_the_whole_sequence() -> None:
     """R13"""
     small = worker("prefill-0", Role.PREFILL, num_blocks=9)  # 36 tokens
-    assert can_decode_here(small, prompt(37))
-    assert not can_decode_here(small, prompt(38))
+    assert holds_all(small, prompt(37))
+    assert not holds_all(small, prompt(38))

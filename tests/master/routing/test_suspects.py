@@ -31,10 +31,10 @@ def test_suspects_keep_apart() -> None:
         suspects.lost(name, 0.0, 1.0, 0)
     suspects.begin("req-1", "mix-0")
     suspects.begin("req-3", "mix-1")  # nobody suspects it
-    assert set(suspects.hosts_of_others("req-2")) == {"mix-0"}
-    assert set(suspects.hosts_of_others("req-1")) == set()
+    assert set(suspects.to_avoid("req-2", 2.0)) == {"mix-0"}
+    assert set(suspects.to_avoid("req-1", 2.0)) == set()
     assert suspects.end("req-1", "mix-0")
-    assert set(suspects.hosts_of_others("req-2")) == set()
+    assert set(suspects.to_avoid("req-2", 2.0)) == set()
     assert not suspects.end("req-1", "mix-0"), "harmless twice"
 
 
@@ -43,7 +43,7 @@ def test_a_cleared_suspect_gives_way() -> None:
     suspects.lost("req-1", 0.0, 1.0, 0)
     suspects.begin("req-1", "mix-0")
     assert suspects.clear("req-1")
-    assert set(suspects.hosts_of_others("req-2")) == set()
+    assert set(suspects.to_avoid("req-2", 2.0)) == set()
     assert not suspects.end("req-1", "mix-0")
 
 
@@ -52,3 +52,7 @@ def test_the_wait_for_a_place_is_bounded() -> None:
     assert suspects.isolated_until_s("req-1") is None
     suspects.lost("req-1", 0.0, 7.0, 0)
     assert suspects.isolated_until_s("req-1") == 7.0 + ISOLATION_S
+    suspects.lost("req-2", 0.0, 7.0, 0)
+    suspects.begin("req-2", "mix-0")
+    assert set(suspects.to_avoid("req-1", 6.9 + ISOLATION_S)) == {"mix-0"}
+    assert set(suspects.to_avoid("req-1", 7.0 + ISOLATION_S)) == set()

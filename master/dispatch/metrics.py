@@ -1,0 +1,131 @@
+"""What the dispatcher measures: requests of every API, how often they had to move, and who may be asked."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from master.dispatch.fault import Fault
+from master.errors import ErrorKind, ServingError
+from master.routing.circuit import CircuitState
+from master.routing.fleet_health import FleetHealth
+
+WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+CIRCUIT_VALUES = {CircuitState.CLOSED: 0, CircuitState.HALF_OPEN: 1, CircuitState.OPEN: 2}
+
+
+class Outcome(Enum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    REFUSED = "refused"  # for what it asks, or for want of room
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # by its id
+    LEFT = "left"  # its client went, or was cut
+
+
+_OUTCOMES = {
+    ErrorKind.INVALID_REQUEST: Outcome.REFUSED,
+    ErrorKind.OVERLOADED: Outcome.REFUSED,
+    ErrorKind.CANCELLED: Outcome.CANCELLED,
+}
+
+
+class DispatchMetrics:
+    """The families, in a registry of the caller's. Raises ValueError if they are in it already."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._registry = registry
+        self._requests = counter("pdserve_requests", "Requests ended, over HTTP and gRPC", "outcome")
+        self._by_workers = counter(
+            "pdserve_requests_by_workers", "Requests finished over one or two workers", "workers"
+        )
+        self._retries = counter("pdserve_retries", "Attempts made again, by what failed the one before", "fault")
+        self.moved_requests = counter(
+            "pdserve_moved_requests", "Requests that went on elsewhere after their first token"
+        )
+        self.role_fallbacks = counter("pdserve_role_fallbacks", "Requests served by a worker of another role")
+        self.killers = counter(
+            "pdserve_requests_ended_as_killers", "Requests ended after two workers were lost under them"
+        )
+        self.route_wait = Histogram(
+            "pdserve_route_wait_seconds",
+            "Waits for a worker that ended well",
+            registry=registry,
+            buckets=WAIT_BUCKETS_S,
+        )
+        self._budget = Gauge("pdserve_retry_budget", "Retries that engine failures may still cost", registry=registry)
+        self._waiting = Gauge("pdserve_requests_waiting_for_route", "New requests without a worker", registry=registry)
+
+    def watch(
+        self,
+        health: FleetHealth,
+        *,
+        budget: Callable[[], float],
+        num_waiting: Callable[[], float],
+        num_lost: Callable[[], float],
+    ) -> None:
+        """Shows what these say at the time of each scrape. Called once."""
+        self._budget.set_function(budget)
+        self._waiting.set_function(num_waiting)
+        self._registry.register(_FleetCollector(health, num_lost))
+
+    def retry(self, fault: Fault) -> None:
+        self._retries.labels(fault.value).inc()
+
+    def finish(self, num_workers: int) -> None:
+        self._by_workers.labels(str(num_workers)).inc()
+
+    @contextmanager
+    def request(self) -> Iterator["RequestCount"]:
+        """Counts the request that is served inside, once, by how it ended."""
+        count = RequestCount()
+        try:
+            yield count
+        except ServingError as error:
+            count.outcome = _OUTCOMES.get(error.kind, Outcome.FAILED)
+            raise
+        except Exception:
+            count.outcome = Outcome.FAILED
+            raise
+        finally:
+            self._requests.labels(count.outcome.value).inc()
+
+
+class RequestCount:
+    """A request that nobody said anything of was left by its client."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome.LEFT
+
+
+class _FleetCollector(Collector):
+    """Workers, circuits and pairs as they are when asked; what is gone leaves no series behind."""
+
+    def __init__(self, health: FleetHealth, num_lost: Callable[[], float]) -> None:
+        self._health = health
+        self._num_lost = num_lost
+
+    def describe(self) -> Iterator[Metric]:
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        circuits = GaugeMetricFamily(
+            "pdserve_circuit_state", "Of each worker: 0 closed, 1 half open, 2 open", labels=["worker"]
+        )
+        for worker, state in self._health.circuits.items():
+            circuits.add_metric([worker], CIRCUIT_VALUES[state])
+        yield circuits
+        failures = CounterMetricFamily(
+            "pdserve_pair_failures", "KV that did not get from one to the other", labels=["prefill", "decode"]
+        )
+        for (prefill, decode), number in self._health.num_pair_failures.items():
+            failures.add_metric([prefill, decode], number)
+        yield failures
+        yield CounterMetricFamily("pdserve_lost_workers", "Workers that died, hung or were cut off", self._num_lost())

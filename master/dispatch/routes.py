@@ -1,0 +1,186 @@
+"""Where requests go, and where they wait until there is a way.
+
+A new request waits `--route_timeout_s` for a worker that could take it, and one that has begun `--resume_timeout_s`:
+its client can't ask for the same again. Whoever waits looks again whenever a worker comes or goes, and when one may be
+asked that was not to be asked before.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from master.dispatch.flags import DispatchFlags
+from master.dispatch.metrics import DispatchMetrics
+from master.errors import ErrorKind, ServingError, invalid
+from master.routing.fleet_health import FleetHealth
+from master.routing.policies import Policy
+from master.routing.route_choice import Fleet, Hindrance, NoRoute, choose_route, is_fallback
+from master.routing.router import Route, missing_route
+from master.routing.suspects import Suspects
+from master.routing.views import PromptView, WorkerView
+from master.workers.workers import Workers
+from protos.session_messages import Role
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAsk:
+    """Who asks. `avoided` workers failed it, those that `refused` it are not asked again before the time given."""
+
+    request_id: str
+    prompt: PromptView
+    is_resumed: bool = False
+    avoided: Collection[str] = ()
+    refused: Mapping[str, float] = field(default_factory=dict)
+
+
+class Routes:
+    def __init__(
+        self,
+        workers: Workers,
+        health: FleetHealth,
+        suspects: Suspects,
+        flags: DispatchFlags,
+        policy: Policy,
+        metrics: DispatchMetrics,
+    ) -> None:
+        self._workers = workers
+        self._health = health
+        self._suspects = suspects
+        self._flags = flags
+        self._policy = policy
+        self._metrics = metrics
+        self._next_change = asyncio.Event()
+        self._waiting: deque[float] = deque()  # new requests: when each will give up
+        self._is_fallback = False
+
+    @property
+    def num_waiting(self) -> int:
+        """New requests that wait."""
+        return len(self._waiting)
+
+    def wake(self) -> None:
+        """Somebody may be asked who was not to be asked before."""
+        self._next_change.set()
+        self._next_change = asyncio.Event()
+
+    async def find(self, ask: RouteAsk) -> Route:
+        """Raises ServingError when there is none in time, or could never be one."""
+        choice = self._choose(ask)
+        if isinstance(choice, Route):
+            return choice
+        began_s = time.monotonic()
+        patience_s = self._flags.resume_timeout_s if ask.is_resumed else self._flags.route_timeout_s
+        with self._place(ask, choice, began_s + patience_s):
+            while isinstance(choice, NoRoute):
+                _raise_final(choice, ask)
+                left_s = began_s + patience_s - time.monotonic()
+                if left_s <= 0:
+                    raise self._unavailable(choice)
+                await self._change(ask, left_s)
+                choice = self._choose(ask)
+        self._metrics.route_wait.observe(time.monotonic() - began_s)
+        return choice
+
+    def missing(self) -> str | None:
+        """Why no request could begin now; None when one could."""
+        connected = self._workers.views()
+        askable = self._health.askable(connected, time.monotonic())
+        reason = missing_route(askable, any_role=self._flags.role_fallback)
+        paused = [worker.name for worker in connected if worker not in askable]
+        return f"{reason}; {', '.join(paused)} failed too often" if reason is not None and paused else reason
+
+    def _choose(self, ask: RouteAsk) -> Route | NoRoute:
+        any_role = self._flags.role_fallback or ask.is_resumed
+        choice = choose_route(self._fleet(ask), ask.prompt, ask.avoided, any_role=any_role, policy=self._policy)
+        if isinstance(choice, Route) and not ask.is_resumed:
+            self._note_fallback(choice)
+        return choice
+
+    def _fleet(self, ask: RouteAsk) -> Fleet:
+        now_s = time.monotonic()
+        connected = self._workers.views()
+        self._health.keep_only({session.name for session in self._workers.sessions})
+        refused = {name for name, until_s in ask.refused.items() if now_s < until_s}
+        away = refused | set(self._suspects.to_avoid(ask.request_id, now_s))
+        askable = [worker for worker in self._health.askable(connected, now_s) if worker.name not in away]
+        return Fleet(connected, askable, self._lonely(askable, now_s), refused, self._workers.is_complete)
+
+    def _lonely(self, askable: list[WorkerView], now_s: float) -> Collection[str]:
+        """Prefill workers that reach no other; usually no pair is cut, and nobody is asked."""
+        if not self._health.cut_pairs:
+            return ()
+        takers = [worker for worker in askable if worker.role in (Role.DECODE, Role.MIX)]
+        prefill = [worker.name for worker in askable if worker.role is Role.PREFILL]
+        return [name for name in prefill if not self._health.takers(name, takers, now_s)]
+
+    async def _change(self, ask: RouteAsk, timeout_s: float) -> None:
+        """Returns when the choice may be another one, at the latest after the time-out."""
+        now_s = time.monotonic()
+        times = [
+            self._health.next_change_s(now_s),
+            self._suspects.isolated_until_s(ask.request_id),
+            min(ask.refused.values(), default=None),
+        ]
+        next_s = min((at_s for at_s in times if at_s is not None and at_s > now_s), default=math.inf)
+        changes = [asyncio.ensure_future(self._workers.changed()), asyncio.ensure_future(self._next_change.wait())]
+        try:
+            timeout_s = min(timeout_s, next_s - now_s)
+            await asyncio.wait(changes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for change in changes:
+                change.cancel()
+
+    @contextlib.contextmanager
+    def _place(self, ask: RouteAsk, choice: NoRoute, until_s: float) -> Iterator[None]:
+        """Among those who wait, whose number is bounded; what has begun is always let in."""
+        if ask.is_resumed:
+            yield
+            return
+        _raise_final(choice, ask)
+        if self.num_waiting >= self._flags.max_waiting_requests:
+            first_s = self._waiting[0] - time.monotonic() if self._waiting else 0.0
+            message = f"{choice.reason}; {self.num_waiting} requests wait already"
+            raise ServingError(ErrorKind.UNAVAILABLE, message, retry_after_s=max(RETRY_AFTER_S, math.ceil(first_s)))
+        self._waiting.append(until_s)
+        try:
+            yield
+        finally:
+            self._waiting.remove(until_s)
+
+    def _unavailable(self, choice: NoRoute) -> ServingError:
+        """A request that comes back waits anew, so it may come as soon as somebody is tried again."""
+        now_s = time.monotonic()
+        next_s = self._health.next_change_s(now_s)
+        retry_after_s = RETRY_AFTER_S if next_s is None else max(RETRY_AFTER_S, math.ceil(next_s - now_s))
+        return ServingError(ErrorKind.UNAVAILABLE, choice.reason, retry_after_s=retry_after_s)
+
+    def _note_fallback(self, route: Route) -> None:
+        was_fallback, self._is_fallback = self._is_fallback, is_fallback(route)
+        if self._is_fallback:
+            self._metrics.role_fallbacks.inc()
+        if self._is_fallback and not was_fallback:
+            role = route.worker.role.value
+            logger.warning(
+                "a role is missing: %s serves whole requests, though it is a %s worker", route.worker.name, role
+            )
+        elif was_fallback and not self._is_fallback:
+            logger.info("every role is there again")
+
+
+def _raise_final(choice: NoRoute, ask: RouteAsk) -> None:
+    """Returns when waiting can help."""
+    if ask.is_resumed:
+        return
+    if choice.hindrance is Hindrance.NEVER:
+        raise invalid("max_tokens", choice.reason)
+    if choice.hindrance is Hindrance.NO_ROOM:
+        raise ServingError(ErrorKind.OVERLOADED, choice.reason, retry_after_s=RETRY_AFTER_S)
