@@ -187,7 +187,7 @@ def test_a_decode_worker_that_is_told_to_end_finishes_its_streams(fleet: Cluster
     assert_undisturbed(expected, got)
     assert all(completion.timeline and completion.timeline.attempts == 1 for completion in got)
     assert worker.wait() == 0
-    assert "leaving with 0 attempts" in worker.life_log
+    assert "leaving with 0 legs" in worker.life_log
     restart(fleet, worker)
     fleet.check_no_leak()
 
@@ -215,13 +215,13 @@ def etcd() -> Iterator[EtcdProcess]:
 
 @pytest.fixture(scope="module")
 def growing(tiny_llama: Path, etcd: EtcdProcess) -> Iterator[Cluster]:
-    """Of a real etcd; no worker is started yet."""
+    """Of a real etcd; no worker is started yet. Roles are strict, and a request that finds no route is told at once."""
     roles = ["PREFILL", "DECODE", "MIX"]
     with Cluster(
         tiny_llama,
         roles,
         worker_flags=WORKER_FLAGS,
-        master_flags=FLAGS,
+        master_flags=(*FLAGS, "--role_fallback=false", "--route_timeout_s=0"),
         etcd_address=etcd.address,
         absent=("prefill-0", "decode-0", "mix-0"),
     ) as cluster:
