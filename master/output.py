@@ -65,3 +65,4 @@ class GenerationOutput:
     usage: Usage | None = None
     timeline: Timeline | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int | None = None  # of the prompt, once a worker has said so

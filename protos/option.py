@@ -33,7 +33,8 @@ class Range:
     excludes_low: bool = False
 
     def problem(self, value: object) -> str | None:
-        if isinstance(value, int | float) and self._holds(value):
+        # JSON's true must not pass for the number 1, as Python would have it
+        if isinstance(value, int | float) and not isinstance(value, bool) and self._holds(value):
             return None
         return f"is {shown(value)}; it must be {self}"
 

@@ -151,6 +151,7 @@ class HttpService:
                 usage=Usage(len(request.prompt_ids), len(ids) * request.n, 3) if is_last else None,
                 timeline=Timeline(total_s=1.5, transport="tcp", blocks_sent=3, attempts=1) if is_last else None,
                 prompt_logprobs=prompt_logprobs if position == 0 else (),
+                cached_tokens=3,
             )
 
     def _logprobs(self, token_id: int, sample: int) -> TokenLogprobs:

@@ -52,8 +52,9 @@ class TokenUsage(msgspec.Struct, frozen=True):
 class AnswerMessage(msgspec.Struct, frozen=True):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None
+    reasoning: str | None
     tool_calls: list[JsonObject] | UnsetType | None = UNSET
-    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -62,7 +63,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: JsonObject | None
     stop_reason: str | int | None
-    token_ids: list[int] | UnsetType = UNSET
+    matched_stop: str | int | None
+    token_ids: list[int] | None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -72,8 +74,10 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[JsonObject | None] | None
+    prompt_token_ids: list[int] | None
     timeline: Timeline | UnsetType = UNSET
+    metrics: dict[str, float] | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -82,7 +86,10 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length"]
     logprobs: JsonObject | None
     stop_reason: str | int | None
-    token_ids: list[int] | UnsetType = UNSET
+    matched_stop: str | int | None
+    prompt_logprobs: list[JsonObject | None] | None
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
 
 
 class TextCompletion(msgspec.Struct, frozen=True):
@@ -93,6 +100,7 @@ class TextCompletion(msgspec.Struct, frozen=True):
     choices: list[TextChoice]
     usage: TokenUsage
     timeline: Timeline | UnsetType = UNSET
+    metrics: dict[str, float] | UnsetType = UNSET
 
 
 class ResponsesUsage(msgspec.Struct, frozen=True):

@@ -63,7 +63,8 @@ class ChatStream:
         if news or is_first or (self._shows_every_token and delta.token_ids):
             events = self._event(delta, news, is_first)
         if read.finish_reason is not None:
-            end = finish_members(read.finish_reason, delta.matched_stop) + (NO_IDS if self._returns_ids else b"")
+            end = finish_members(read.finish_reason, delta.matched_stop) + self._frame.arrival_member(self.requests[0])
+            end += NO_IDS if self._returns_ids else b""
             events += self._frame.event(b'{"index":%d,"delta":{},"logprobs":null,%s}' % (delta.index, end))
         return events
 
@@ -75,12 +76,16 @@ class ChatStream:
             delta_members(news),
             self._logprobs_of(delta),
             UNFINISHED,
-            b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b"",
+            self._extensions(delta),
         )
         shows_prompt = is_first and self._returns_ids
         return self._frame.event(
             choice, b',"prompt_token_ids":' + encode(self.requests[0].prompt_ids) if shows_prompt else b""
         )
+
+    def _extensions(self, delta: ChoiceDelta) -> bytes:
+        ids = b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b""
+        return ids + self._frame.arrival_member(self.requests[0])
 
     def _logprobs_of(self, delta: ChoiceDelta) -> bytes:
         if self._logprobs is None or not delta.logprobs:
@@ -116,14 +121,9 @@ class ChatResponse:
     def end(self) -> bytes:
         self._usage.require_complete()
         request = self.requests[0]
-        extensions: dict[str, bytes] = {}
+        ranked = None
         if request.sampling.prompt_logprobs is not None:
             ranked = prompt_logprobs(self._tokenizer, request.prompt_ids, self._prompt_logprobs)
-            extensions["prompt_logprobs"] = encode(ranked)
-        if self._body.return_token_ids:
-            extensions["prompt_token_ids"] = encode(request.prompt_ids)
-        if self._body.timeline:
-            extensions["timeline"] = self._usage.timeline()
         return b"{%s}" % members(
             id=encode(self.id),
             object=b'"chat.completion"',
@@ -131,7 +131,9 @@ class ChatResponse:
             model=encode(request.model),
             choices=b"[%s]" % b",".join(self._choice(index, choice) for index, choice in enumerate(self._choices)),
             usage=self._usage.usage(sum(reader.num_reasoning_tokens for reader in self._readers)),
-            **extensions,
+            prompt_logprobs=encode(ranked),
+            prompt_token_ids=encode(request.prompt_ids if self._body.return_token_ids else None),
+            **self._usage.timings(self._body),
         )
 
     def _choice(self, index: int, choice: CollectedChoice) -> bytes:
@@ -139,10 +141,10 @@ class ChatResponse:
         if self._body.logprobs:
             content = ChatLogprobs(self._tokenizer, self._body.tokens_as_ids).content(choice.token_ids, choice.logprobs)
             logprobs = {"content": content, "refusal": None}
-        return b'{"index":%d,"message":%s,"logprobs":%s,%s%s}' % (
+        return b'{"index":%d,"message":%s,"logprobs":%s,%s,"token_ids":%s}' % (
             index,
             encode(self._messages[index].whole()),
             encode(logprobs),
             finish_members(choice.finish_reason, choice.matched_stop),
-            b',"token_ids":' + encode(choice.token_ids) if self._body.return_token_ids else b"",
+            encode(choice.token_ids if self._body.return_token_ids else None),
         )

@@ -20,7 +20,7 @@ def delta_members(events: Sequence[Event]) -> bytes:
     if message.content:
         members["content"] = message.content
     if message.reasoning:
-        members["reasoning_content"] = message.reasoning
+        members |= message.reasoning_members()
     if message.calls:
         members["tool_calls"] = [{"index": index, **call.delta()} for index, call in message.calls.items()]
     return encode(members)[1:-1] or NO_NEWS
@@ -55,6 +55,11 @@ class CollectedMessage:
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
+    def reasoning_members(self) -> dict[str, object]:
+        """The reasoning under the name SGLang has for it, and under vLLM's newer one."""
+        reasoning = self.reasoning or None
+        return {"reasoning_content": reasoning, "reasoning": reasoning}
+
     def whole(self) -> dict[str, object]:
         """OpenAI's message; content is null where there are only calls."""
         message: dict[str, object] = {
@@ -62,8 +67,7 @@ class CollectedMessage:
             "content": None if self.calls and not self._content else self.content,
             "refusal": None,
         }
-        if self._reasoning:
-            message["reasoning_content"] = self.reasoning
+        message |= self.reasoning_members()
         if self.calls:
             message["tool_calls"] = [call.delta() for call in self.calls.values()]
         return message

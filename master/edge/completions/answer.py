@@ -70,6 +70,7 @@ class CompletionStream:
             events = self._event(prompt, index, delta, is_first)
         if delta.finish_reason is not None:
             end = finish_members(delta.finish_reason, delta.matched_stop)
+            end += self._frame.arrival_member(self._prompts[prompt].request)
             end += NO_IDS if self._body.return_token_ids else b""
             events += self._frame.event(b'{"index":%d,"text":"","logprobs":null,%s}' % (index, end))
         return events
@@ -77,9 +78,9 @@ class CompletionStream:
     def _event(self, prompt: int, index: int, delta: ChoiceDelta, is_first: bool) -> bytes:
         self._opened.add(index)
         echoed = self._prompts[prompt]
-        extensions = b""
+        extensions = self._frame.arrival_member(echoed.request)
         if self._body.return_token_ids:
-            extensions = b',"token_ids":' + encode(delta.token_ids)
+            extensions += b',"token_ids":' + encode(delta.token_ids)
             if is_first:
                 extensions += b',"prompt_token_ids":' + encode(echoed.request.prompt_ids)
         return self._frame.event(
@@ -140,7 +141,7 @@ class CompletionResponse:
             model=encode(self.requests[0].model),
             choices=b"[%s]" % b",".join(choices),
             usage=self._usage.usage(None),
-            **({"timeline": self._usage.timeline()} if self._body.timeline else {}),
+            **self._usage.timings(self._body),
         )
 
     def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
@@ -158,14 +159,16 @@ class CompletionResponse:
                 logprobs, self._prompt_logprobs[prompt], self._tokenizer, self._body.tokens_as_ids
             )
             writer.write(logprobs, choice.token_ids, choice.logprobs)
-        extensions = b""
+        ids, ranked = echoed.request.prompt_ids, None
         if self._asked.get("prompt_logprobs") is not None:
-            ranked = prompt_logprobs(self._tokenizer, echoed.request.prompt_ids, self._prompt_logprobs[prompt])
-            extensions += b',"prompt_logprobs":' + encode(ranked)
-        if self._body.return_token_ids:
-            extensions += b',"token_ids":' + encode(choice.token_ids)
-            extensions += b',"prompt_token_ids":' + encode(echoed.request.prompt_ids)
-        return b'{"index":%d,"text":%s,"logprobs":%s,%s%s}' % (
+            ranked = prompt_logprobs(self._tokenizer, ids, self._prompt_logprobs[prompt])
+        returns_ids = self._body.return_token_ids
+        extensions = members(
+            prompt_logprobs=encode(ranked),
+            token_ids=encode(choice.token_ids if returns_ids else None),
+            prompt_token_ids=encode(ids if returns_ids else None),
+        )
+        return b'{"index":%d,"text":%s,"logprobs":%s,%s,%s}' % (
             index,
             encode(echoed.text + choice.text),
             encode(logprobs),

@@ -9,6 +9,7 @@ from master.edge.fields.grammar import GrammarFields
 from master.edge.fields.sampling import SamplingFields
 from master.errors import invalid
 from master.request import RequestOptions
+from protos.sampling_messages import SamplingOptions
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -17,7 +18,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True):
-    """`timeline` asks for where the request's time went, in the response or the stream's last chunk."""
+    """`timeline` asks for where the request's time went, in the response or the stream's last chunk.
+
+    FastDeploy's clients call that `collect_metrics`, and say `min_tokens` in `metadata`.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -26,6 +30,8 @@ class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     timeline: bool | None = None
+    collect_metrics: bool | None = None
+    metadata: dict[str, object] | None = None
 
     @property
     def tokens_as_ids(self) -> bool:
@@ -40,6 +46,13 @@ class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True)
         return (
             self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
         )
+
+    def sampling_options(self) -> SamplingOptions:
+        sampling = super().sampling_options()
+        match self.metadata:
+            case {"min_tokens": int(min_tokens)}:
+                sampling.setdefault("min_tokens", min_tokens)
+        return sampling
 
     def request_options(self) -> RequestOptions:
         """Raises ServingError for what can't be read, or can't be together with a stream."""

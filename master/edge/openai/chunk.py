@@ -1,9 +1,12 @@
 """What is around the choices in a stream of chunks."""
 
+import time
+
 from master.edge.fields.completion import CompletionFields
 from master.edge.http import sse
 from master.edge.http.json_object import encode, members
 from master.edge.openai.usage import AnswerUsage
+from master.request import GenerationRequest
 
 
 class ChunkWriter:
@@ -18,6 +21,12 @@ class ChunkWriter:
         self._head = b'data: {%s,"choices":[' % head
         self._plain_tail = b'],"usage":null}\n\n' if body.includes_usage else b"]}\n\n"
 
+    def arrival_member(self, request: GenerationRequest) -> bytes:
+        """FastDeploy's `arrival_time`: seconds since the request came, beside a usage that is sent all along."""
+        if not self._body.has_continuous_usage:
+            return b""
+        return b',"arrival_time":%.6f' % (time.monotonic() - request.arrived_s)
+
     def event(self, choice: bytes, more: bytes = b"") -> bytes:
         """A chunk of one choice; `more` are members of the chunk, each after a comma."""
         if self._body.has_continuous_usage:
@@ -29,6 +38,5 @@ class ChunkWriter:
         last: dict[str, bytes] = {}
         if self._body.includes_usage:
             last["usage"] = self._usage.usage(num_reasoning_tokens)
-        if self._body.timeline:
-            last["timeline"] = self._usage.timeline()
+        last |= self._usage.timings(self._body)
         return (b"%s],%s}\n\n" % (self._head, members(**last)) if last else b"") + sse.DONE

@@ -8,7 +8,8 @@ NO_IDS = b',"token_ids":[]'  # of a chunk that only tells how its choice ended
 
 
 def finish_members(reason: FinishReason | None, matched_stop: str | int | None) -> bytes:
-    """OpenAI's `finish_reason` and vLLM's `stop_reason`: the stop string or token id that ended the choice."""
+    """OpenAI's `finish_reason`, and the stop string or token id that ended the choice as vLLM and SGLang call it."""
     if reason is None:
         return UNFINISHED
-    return b'"finish_reason":%s,"stop_reason":%s' % (encode(reason.value), encode(matched_stop))
+    stop = encode(matched_stop)
+    return b'"finish_reason":%s,"stop_reason":%s,"matched_stop":%s' % (encode(reason.value), stop, stop)

@@ -1,9 +1,11 @@
 """What has come of an HTTP request so far, whatever form it is answered in."""
 
+import time
 from collections.abc import Sequence
 
 import msgspec
 
+from master.edge.fields.completion import CompletionFields
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest
@@ -21,6 +23,7 @@ class AnswerUsage:
         self._unfinished = set(range(self._num_prompts * self._n))
         self._prompt_tokens = sum(len(request.prompt_ids) for request in requests)
         self._streamed_tokens = 0
+        self._cached_tokens = [0] * self._num_prompts
         self._final: list[Usage] = []
         self._timeline: Timeline | None = None
 
@@ -33,6 +36,8 @@ class AnswerUsage:
             if delta.finish_reason not in CLIENT_FINISH_REASONS:
                 raise ServingError(ErrorKind.INTERNAL, f"generation ended with {delta.finish_reason.value}")
             self._unfinished.discard(self.index(prompt, delta.index))
+        if output.cached_tokens is not None:
+            self._cached_tokens[prompt] = output.cached_tokens
         if output.usage is not None:
             self._final.append(output.usage)
         if output.timeline is not None:
@@ -51,7 +56,7 @@ class AnswerUsage:
             )
 
     def usage_so_far(self) -> bytes:
-        return msgspec.json.encode(_counts(Usage(self._prompt_tokens, self._streamed_tokens, 0)))
+        return msgspec.json.encode(_counts(Usage(self._prompt_tokens, self._streamed_tokens, sum(self._cached_tokens))))
 
     def total(self) -> Usage:
         """Of all prompts together."""
@@ -64,15 +69,36 @@ class AnswerUsage:
 
     def usage(self, num_reasoning_tokens: int | None) -> bytes:
         """OpenAI's usage object; None where reasoning is not told apart."""
-        total = self.total()
-        counts = _counts(total) | {"prompt_tokens_details": {"cached_tokens": total.cached_tokens}}
+        counts = _counts(self.total())
         if num_reasoning_tokens is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
         return msgspec.json.encode(counts)
 
-    def timeline(self) -> bytes:
-        """Of the prompt that ended last."""
-        return msgspec.json.encode(self._timeline)
+    def timings(self, body: CompletionFields) -> dict[str, bytes]:
+        """Where the time of the prompt that ended last went, in the forms that were asked for."""
+        asked: dict[str, bytes] = {}
+        if body.timeline:
+            asked["timeline"] = msgspec.json.encode(self._timeline)
+        if body.collect_metrics and self._timeline is not None:
+            asked["metrics"] = msgspec.json.encode(stage_times(self._timeline, time.time()))
+        return asked
+
+
+def stage_times(timeline: Timeline, now: float) -> dict[str, float]:
+    """FastDeploy's form of a timeline that ends `now`: unix seconds at which stages began and ended."""
+    arrived = now - timeline.total_s
+    begun = arrived + timeline.queue_s
+    computed = begun + timeline.prefill_s
+    moved = computed + timeline.transfer_s - timeline.transfer_wait_s
+    return {
+        "arrival_time": arrived,
+        "inference_start_time": begun,
+        "engine_recv_first_token_time": computed,
+        "wait_for_sending_cache_time": computed,
+        "send_request_output_to_decode_time": moved,
+        "decode_recv_first_token_time": moved,
+        "decode_inference_start_time": moved,
+    }
 
 
 def _counts(usage: Usage) -> dict[str, object]:
@@ -80,4 +106,5 @@ def _counts(usage: Usage) -> dict[str, object]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }

@@ -101,6 +101,46 @@ async def test_token_ids_of_prompt_and_choices_are_returned_when_asked(edge: Htt
     ]
 
 
+async def test_an_answer_has_the_keys_that_clients_of_peers_read(edge: HttpEdge) -> None:
+    """A8"""
+    answer = (await edge.client.post(PATH, messages=HI)).json()
+    assert answer["prompt_logprobs"] is answer["prompt_token_ids"] is None
+    (choice,) = (await edge.client.post(PATH, messages=HI)).list_of("choices")
+    assert choice["stop_reason"] is choice["matched_stop"] is choice["token_ids"] is None
+    assert choice["message"]["reasoning"] is choice["message"]["reasoning_content"] is None
+
+
+async def test_fastdeploys_benchmark_finds_its_columns(edge: HttpEdge) -> None:
+    """A5: cached tokens with the first token, arrival times that rise, and the stages' times in the end."""
+    *chunks, _ = await edge.client.stream(
+        PATH,
+        messages=HI,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        collect_metrics=True,
+        metadata={"min_tokens": 3},
+    )
+    first, *others, last = [json.loads(chunk) for chunk in chunks]
+    assert edge.service.requests[0].sampling.min_tokens == 3
+    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    arrivals = [chunk["choices"][0]["arrival_time"] for chunk in (first, *others)]
+    assert arrivals == sorted(arrivals) and arrivals[0] >= 0
+    metrics = last["metrics"]
+    assert metrics["arrival_time"] <= metrics["inference_start_time"] <= metrics["decode_recv_first_token_time"]
+    assert "metrics" not in first
+
+
+@pytest.mark.parametrize("wrong", [True, -1, 10**6])
+async def test_metadata_is_checked_like_the_field_it_stands_for(edge: HttpEdge, wrong: object) -> None:
+    response = await edge.client.post(PATH, messages=HI, metadata={"min_tokens": wrong})
+    assert (response.status, response.error()["param"]) == (400, "min_tokens")
+
+
+@pytest.mark.parametrize("metadata", [{"min_tokens": "3"}, {"min_tokens": None}, {}, None])
+async def test_other_metadata_is_only_a_label(edge: HttpEdge, metadata: dict[str, object] | None) -> None:
+    assert (await edge.client.post(PATH, messages=HI, metadata=metadata)).status == 200
+    assert edge.service.requests[0].sampling.min_tokens == 0
+
+
 async def test_tokens_are_named_by_their_ids_when_asked(edge: HttpEdge) -> None:
     """A6"""
     options = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}

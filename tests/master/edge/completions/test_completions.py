@@ -109,9 +109,9 @@ async def test_streamed_logprobs_are_those_of_the_response(edge: HttpEdge, echo:
 async def test_an_echoed_prompt_of_ids_is_decoded(edge: HttpEdge) -> None:
     ids = edge.service.tokenizer.encode("hi 你", add_special_tokens=False)
     answer = (await edge.client.post(PATH, prompt=ids, echo=True, max_tokens=1)).json()
-    assert answer["choices"] == [
-        {"index": 0, "text": "hi 你H", "logprobs": None, "finish_reason": "length", "stop_reason": None}
-    ]
+    unasked = "logprobs stop_reason matched_stop prompt_logprobs token_ids prompt_token_ids"  # A8
+    expected = {"index": 0, "text": "hi 你H", "finish_reason": "length", **dict.fromkeys(unasked.split())}
+    assert answer["choices"] == [expected]
     *chunks, _ = await edge.client.stream(PATH, prompt=ids, echo=True, max_tokens=2)
     assert [json.loads(chunk)["choices"][0]["text"] for chunk in chunks] == ["hi 你H", "e", ""]
 
@@ -139,6 +139,17 @@ async def test_tokens_are_named_by_their_ids_when_asked(edge: HttpEdge) -> None:
     assert choice["logprobs"]["tokens"] == ids
     assert choice["logprobs"]["top_logprobs"][-1] == {ids[-1]: -1, "token_id:10": -3}
     assert choice["text"] == "hiH"
+
+
+async def test_a_usage_sent_all_along_has_cached_tokens_and_arrival_times(edge: HttpEdge) -> None:
+    """A5"""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = await edge.client.stream(PATH, prompt="hi", stream_options=options, collect_metrics=True)
+    decoded = [json.loads(chunk) for chunk in chunks]
+    assert {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in decoded} == {3}
+    arrivals = [chunk["choices"][0]["arrival_time"] for chunk in decoded]
+    assert arrivals == sorted(arrivals) and arrivals[0] >= 0
+    assert json.loads(last)["metrics"].keys() >= {"arrival_time", "inference_start_time"}
 
 
 async def test_a_seed_may_be_negative(edge: HttpEdge) -> None:
