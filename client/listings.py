@@ -28,6 +28,8 @@ def _decode_instance(instance: cluster_pb2.Instance) -> InstanceInfo:
         model=instance.model,
         incarnation=instance.incarnation,
         is_connected=instance.is_connected,
+        state=instance.state,
+        trouble=instance.trouble if instance.HasField("trouble") else None,
         load=decode_load(instance.load),
         num_blocks=instance.num_blocks,
         block_size=instance.block_size,

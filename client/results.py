@@ -146,6 +146,8 @@ class InstanceInfo:
     model: str
     incarnation: int
     is_connected: bool
+    state: str  # in a word
+    trouble: str | None  # why it is not used
     load: LoadReport
     num_blocks: int
     block_size: int

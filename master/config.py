@@ -80,6 +80,9 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
     heartbeat_timeout_s: float = flag(
         5.0, "A worker silent for this long is lost", group="Operation", unit="s", check=checks.more_than(1.0)
     )
+    connect_timeout_s: float = flag(
+        3.0, "How long a worker may take to greet", group="Operation", unit="s", check=checks.more_than(0.0)
+    )
     lame_duck_s: float = flag(
         5.0,
         "How long a master that was told to end is not ready but serves on, for balancers to notice",

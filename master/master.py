@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import time
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
 
@@ -26,6 +27,9 @@ from master.parsing.formats import ParserChoice, choose_parsers
 from master.routing.policies import POLICIES
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import load_tokenizer
+from master.workers.greeting import MasterIdentity
+from master.workers.metrics import WorkersCollector
+from master.workers.session import Patience
 from master.workers.workers import Workers
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient
@@ -63,10 +67,9 @@ class Master:
         self._keys = config.api_keys()
         self._tls = config.client_tls()
         self._workers = Workers(
-            self._id,
-            silence_s=config.heartbeat_timeout_s,
+            MasterIdentity(self._id, version("pdserve"), access=config.worker_access()),
+            patience=Patience(config.heartbeat_timeout_s, config.connect_timeout_s),
             on_change=self._changed.set,
-            access=config.worker_access(),
         )
         metrics = CollectorRegistry()
         parts = dispatch_parts(
@@ -89,6 +92,8 @@ class Master:
             max_context=max_context,
             request_timeout_s=config.request_timeout_s,
         )
+        metrics = CollectorRegistry()
+        metrics.register(WorkersCollector(lambda: self._workers.sessions))
         http_config = HttpConfig(
             max_body_bytes=config.max_body_bytes,
             slow_reader_timeout_s=config.slow_reader_timeout_s,

@@ -105,7 +105,9 @@ class MasterService:
                 address=session.address,
                 model=session.welcome.model.identity if session.welcome else "",
                 incarnation=session.welcome.incarnation if session.welcome else 0,
-                is_connected=session.welcome is not None,
+                is_connected=session.is_open,
+                state=session.shown_state,
+                trouble=session.shown_trouble,
                 load=session.load,
                 num_blocks=session.welcome.num_blocks if session.welcome else 0,
                 block_size=session.welcome.block_size if session.welcome else 0,
@@ -119,7 +121,7 @@ class MasterService:
         session = self._workers.session(name)
         if session is None:
             raise ServingError(ErrorKind.NOT_FOUND, f"no instance is named {name!r}", field="instance")
-        if session.welcome is None:
+        if not session.is_open:
             message = f"{name} is not connected, so it can't be told to drain"
             raise ServingError(ErrorKind.UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
         session.drain()
@@ -127,7 +129,7 @@ class MasterService:
     def _role(self, session: WorkerSession) -> Role:
         """As the worker says; before it was ever heard, as the registry says."""
         record = self._workers.record(session.name)
-        return session.load.role if session.welcome or record is None else record.role
+        return record.role if session.welcome is None and record is not None else session.load.role
 
     def _limits(self) -> Limits:
         views = self._workers.views()

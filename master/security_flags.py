@@ -57,4 +57,4 @@ class SecurityFlags(ClusterFlags):
     def worker_access(self) -> WorkerAccess:
         credentials = worker_credentials(self.worker_tls_ca_file, self.worker_tls_cert_file, self.worker_tls_key_file)
         keys = self.cluster_keys()
-        return WorkerAccess(None if keys is None else keys.first, credentials, self.worker_tls_server_name)
+        return WorkerAccess(() if keys is None else tuple(keys.all), credentials, self.worker_tls_server_name)

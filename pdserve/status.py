@@ -57,9 +57,11 @@ def _watch(client: Client, console: Console, table: Table) -> None:
 
 
 def cluster_table(cluster: ClusterInfo) -> Table:
-    """One row an instance; whether requests are served is the caption."""
+    """One row an instance; below it whether requests are served, and why instances are not used."""
+    lines = ["ready" if cluster.is_ready else f"not ready: {cluster.not_ready_reason}"]
+    lines += [f"{instance.name}: {instance.trouble}" for instance in cluster if instance.trouble is not None]
     # as Text, since rich would read brackets in names and reasons as markup
-    table = Table(caption=Text("ready" if cluster.is_ready else f"not ready: {cluster.not_ready_reason}"))
+    table = Table(caption=Text("\n".join(lines)))
     for name in (*COLUMNS, *TRANSFER_COLUMNS):
         table.add_column(name)
     for instance in sorted(cluster, key=lambda instance: (instance.role.name, instance.name)):
@@ -72,7 +74,7 @@ def _row(instance: InstanceInfo) -> tuple[str, ...]:
     return (
         instance.name,
         instance.role.name,
-        _state(instance),
+        instance.state,
         instance.address,
         str(load.queued_requests),
         str(load.running_sequences),
@@ -85,14 +87,6 @@ def _row(instance: InstanceInfo) -> tuple[str, ...]:
         f"{transfer.bytes_received / 2**20:.1f}",
         str(transfer.failures),
     )
-
-
-def _state(instance: InstanceInfo) -> str:
-    if not instance.is_connected:
-        return "not connected"
-    if instance.load.is_stalled:
-        return "stalled"
-    return "draining" if instance.load.is_draining else "connected"
 
 
 def one_line(error: Exception) -> str:

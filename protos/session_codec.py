@@ -34,6 +34,7 @@ from protos.session_messages import (
     Role,
     SnapshotRequest,
     Stage,
+    Standing,
     Start,
     Started,
     Step,
@@ -53,7 +54,13 @@ _ERRORS = {int(wire.ErrorCode.Value(f"ERROR_CODE_{code.name}")): code for code i
 def encode_to_worker(message: ToWorker) -> wire.ToWorker:
     match message:
         case Hello():
-            return wire.ToWorker(hello=wire.Hello(master_id=message.master_id))
+            hello = wire.Hello(
+                master_id=message.master_id,
+                protocol=message.protocol,
+                version=message.version,
+                nonce=message.nonce,
+            )
+            return wire.ToWorker(hello=hello)
         case Start():
             return wire.ToWorker(start=_encode_start(message))
         case Cancel():
@@ -66,12 +73,15 @@ def encode_to_worker(message: ToWorker) -> wire.ToWorker:
             return wire.ToWorker(heartbeat=wire.Heartbeat())
         case SnapshotRequest():
             return wire.ToWorker(snapshot_request=wire.SnapshotRequest())
+        case Standing():
+            return wire.ToWorker(standing=wire.Standing(refusal=message.refusal))
 
 
 def decode_to_worker(message: wire.ToWorker) -> ToWorker:
     match message.WhichOneof("kind"):
         case "hello":
-            return Hello(message.hello.master_id)
+            hello = message.hello
+            return Hello(hello.master_id, hello.protocol, hello.version, hello.nonce)
         case "start":
             return _decode_start(message.start)
         case "cancel":
@@ -85,6 +95,8 @@ def decode_to_worker(message: wire.ToWorker) -> ToWorker:
             return Heartbeat()
         case "snapshot_request":
             return SnapshotRequest()
+        case "standing":
+            return Standing(message.standing.refusal if message.standing.HasField("refusal") else None)
         case _:
             raise ValueError("message to worker: no known kind is set")
 
@@ -175,6 +187,9 @@ def _encode_welcome(welcome: Welcome) -> wire.Welcome:
         vocab_size=welcome.vocab_size,
         version=welcome.version,
         transfer_address=welcome.transfer_address,
+        protocol=welcome.protocol,
+        transfer_protocol=welcome.transfer_protocol,
+        proof=welcome.proof,
     )
 
 
@@ -192,6 +207,9 @@ def _decode_welcome(welcome: wire.Welcome) -> Welcome:
         vocab_size=welcome.vocab_size,
         version=welcome.version,
         transfer_address=welcome.transfer_address,
+        protocol=welcome.protocol,
+        transfer_protocol=welcome.transfer_protocol,
+        proof=welcome.proof,
     )
 
 

@@ -10,6 +10,8 @@ from enum import Enum
 from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
 from protos.served_model import ServedModel
 
+REPORT_INTERVAL_S = 0.5  # between a worker's load reports, which are its heartbeat
+
 
 class Role(Enum):
     """Which stages masters may send to a worker. Routing policy only: every engine can compute any stage."""
@@ -38,7 +40,12 @@ class ErrorCode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
+    """Who the master is. The worker proves with `nonce` that it knows the cluster's secret."""
+
     master_id: str
+    protocol: int
+    version: str
+    nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,14 @@ class SnapshotRequest:
     """The master missed cache events."""
 
 
-ToWorker = Hello | Start | Cancel | DecodeHere | Drain | Heartbeat | SnapshotRequest
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether this master sends work here: why not, or None if it does."""
+
+    refusal: str | None = None
+
+
+ToWorker = Hello | Start | Cancel | DecodeHere | Drain | Heartbeat | SnapshotRequest | Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,9 @@ class Welcome:
     vocab_size: int
     version: str
     transfer_address: str
+    protocol: int
+    transfer_protocol: int
+    proof: bytes = b""  # that it knows the cluster's secret; empty where it has none
 
 
 @dataclass(frozen=True, slots=True)

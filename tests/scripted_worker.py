@@ -12,11 +12,14 @@ import grpc.aio
 
 from master.dispatch.flags import DispatchFlags
 from master.dispatch.parts import DispatchParts, dispatch_parts
+from master.workers.greeting import MasterIdentity
+from master.workers.session import Patience
 from master.workers.workers import Workers
 from protos import session_pb2 as wire
 from protos.sampling_messages import FinishReason
 from protos.served_model import ServedModel
 from protos.session_codec import decode_to_worker, encode_to_master
+from protos.session_identity import PROTOCOL
 from protos.session_messages import (
     Failure,
     Heartbeat,
@@ -26,6 +29,7 @@ from protos.session_messages import (
     Prefilled,
     Role,
     Stage,
+    Standing,
     Start,
     Started,
     Step,
@@ -41,6 +45,7 @@ PATIENCE_S = 20.0
 VOCAB_SIZE = 512
 DEFAULTS = DispatchFlags()
 LAYOUT = b"layout of tests!"
+MASTER = MasterIdentity("master", version="0")
 MODEL = ServedModel("tiny", "00", "float32")
 
 M = TypeVar("M")
@@ -60,6 +65,7 @@ class ScriptedWorker(WorkerServicer):
         num_blocks: int = 100,
         max_context: int = 1000,
         layout: bytes = LAYOUT,
+        model: ServedModel = MODEL,
         load: LoadReport | None = None,
     ) -> None:
         self.name = name
@@ -71,7 +77,7 @@ class ScriptedWorker(WorkerServicer):
         self.welcome = Welcome(
             instance=name if instance is None else instance,
             role=role,
-            model=MODEL,
+            model=model,
             incarnation=7,
             layout_fingerprint=layout,
             block_size=4,
@@ -81,7 +87,10 @@ class ScriptedWorker(WorkerServicer):
             vocab_size=VOCAB_SIZE,
             version="0",
             transfer_address="127.0.0.1:1",
+            protocol=PROTOCOL,
+            transfer_protocol=1,
         )
+        self.standings: list[Standing] = []  # what masters said, session after session
         self._received: deque[ToWorker] = deque()
         self._has_received = asyncio.Event()
         self._to_say: asyncio.Queue[ToMaster | None] = asyncio.Queue()
@@ -123,7 +132,9 @@ class ScriptedWorker(WorkerServicer):
     async def _read(self, context: Context) -> None:
         while isinstance(message := await context.read(), wire.ToWorker):
             decoded = decode_to_worker(message)
-            if not isinstance(decoded, Heartbeat | Hello):
+            if isinstance(decoded, Standing):
+                self.standings.append(decoded)
+            elif not isinstance(decoded, Heartbeat | Hello):
                 self._received.append(decoded)
                 self._has_received.set()
 
@@ -198,7 +209,7 @@ class Fleet:
 
     def __init__(self, silence_s: float = PATIENCE_S) -> None:
         self._changed = asyncio.Event()
-        self.workers = Workers("master", silence_s=silence_s, on_change=self._changed.set)
+        self.workers = Workers(MASTER, patience=Patience(silence_s, quiet_s=PATIENCE_S), on_change=self._changed.set)
 
     async def __aenter__(self) -> "Fleet":
         return self

@@ -150,7 +150,18 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         check=checks.more_than(0.0),
     )
     heartbeat_timeout_s: float = flag(
-        5.0, "A master silent for this long is gone", group="Operation", unit="s", check=checks.more_than(1.0)
+        5.0,
+        "A master whose process is silent for so long is gone",
+        group="Operation",
+        unit="s",
+        check=checks.more_than(1.0),
+    )
+    master_stall_timeout_s: float = flag(
+        30.0,
+        "A master that lives but is too busy to say anything for so long is gone",
+        group="Operation",
+        unit="s",
+        check=checks.more_than(1.0),
     )
     inject_faults: tuple[str, ...] = flag(
         (), "Faults to suffer, as in worker/faults/plan.py", group="Operation", check=_faults, is_hidden=True

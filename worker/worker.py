@@ -11,6 +11,8 @@ from importlib.metadata import version
 
 from config.address import free_of_wildcard
 from config.daemon_thread import in_daemon_thread
+from kvcache.transfer.frames import PROTOCOL_VERSION
+from protos.session_identity import PROTOCOL
 from protos.session_messages import LoadReport, Welcome
 from registry.etcd.client import EtcdClient
 from serving.http_server import HttpServer
@@ -50,12 +52,14 @@ class Worker:
         self._registration: WorkerRegistration | None = None
         self._incarnation = time.time_ns()
         self._instance = ""
+        keys = config.cluster_keys()
         self._sessions = SessionService(
             self._legs,
             welcome=self._welcome,
             load=self._load,
             drain=self.leave,
-            master_timeout_s=config.heartbeat_timeout_s,
+            master_timeout_s=config.master_stall_timeout_s,
+            keys=keys,
             faults=self._message_faults,
         )
         self._rpc = session_server(
@@ -63,7 +67,8 @@ class Worker:
             self.not_ready_reason,
             config.host,
             config.disagg_pd_port,
-            keys=config.cluster_keys(),
+            master_silence_s=config.heartbeat_timeout_s,
+            keys=keys,
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
         )
         app = create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(engine))
@@ -123,6 +128,8 @@ class Worker:
             return f"the engine has made no progress for over {self._config.stall_timeout_s:g} s"
         if self._registration is not None and (problem := self._registration.problem) is not None:
             return problem
+        if (refusal := self._sessions.standings.refusal) is not None:
+            return refusal
         if self._sessions.num_sessions == 0:
             return "no master is connected"
         return None
@@ -178,4 +185,6 @@ class Worker:
             vocab_size=limits.vocab_size,
             version=version("pdserve"),
             transfer_address=identity.transfer_address,
+            protocol=PROTOCOL,
+            transfer_protocol=PROTOCOL_VERSION,
         )

@@ -22,7 +22,7 @@ from master.dispatch.trace import RequestTrace
 from master.request import GenerationRequest
 from master.routing.router import Route, holds_all, pick_decode
 from master.routing.views import PromptView, WorkerView
-from master.workers.session import Leg
+from master.workers.leg import Leg
 from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start, TokenDelta
 
 MAX_REFUSALS = 3  # decode workers tried before the prefill worker decodes

@@ -18,7 +18,7 @@ from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Usage
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
-from master.workers.session import Leg
+from master.workers.leg import Leg
 
 CANCEL_TIMEOUT_S = 10.0  # for workers to let go of a cancelled request
 

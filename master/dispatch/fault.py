@@ -3,7 +3,7 @@
 from enum import Enum
 
 from master.errors import ErrorKind
-from master.workers.session import Leg, Loss
+from master.workers.leg import Leg, Loss
 from protos.session_messages import ErrorCode, Failure
 
 

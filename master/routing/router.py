@@ -110,7 +110,8 @@ def _can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
     return (
         worker.role in (Role.DECODE, Role.MIX)
         and worker.name != prefill.name
-        and worker.layout_fingerprint == prefill.layout_fingerprint
+        and (worker.model, worker.layout_fingerprint) == (prefill.model, prefill.layout_fingerprint)
+        and worker.transfer_protocol == prefill.transfer_protocol
     )
 
 

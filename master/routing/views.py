@@ -18,6 +18,7 @@ class WorkerView:
     name: str
     role: Role
     model: str
+    transfer_protocol: int
     layout_fingerprint: bytes
     block_size: int
     num_blocks: int

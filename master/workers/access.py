@@ -8,15 +8,19 @@ import grpc
 import grpc.aio
 
 from config.flags import FlagError
+from protos.session_identity import is_proof
 
 Options = Sequence[tuple[str, str | int]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccess:
-    """`server_name` is what workers' certificates are for, where that is not the address they are reached at."""
+    """`tokens` are the secrets of the cluster: the first is presented, and workers must prove that they know one.
 
-    token: str | None = field(default=None, repr=False)
+    `server_name` is what workers' certificates are for, where that is not the address they are reached at.
+    """
+
+    tokens: tuple[str, ...] = field(default=(), repr=False)
     credentials: grpc.ChannelCredentials | None = None
     server_name: str | None = None
 
@@ -29,7 +33,11 @@ class WorkerAccess:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+        return (("authorization", f"Bearer {self.tokens[0]}"),) if self.tokens else ()
+
+    def trusts(self, proof: bytes, nonce: bytes) -> bool:
+        """Whether a worker that answered so is of this cluster; without a secret every one is."""
+        return not self.tokens or any(is_proof(proof, token, nonce) for token in self.tokens)
 
 
 PLAIN = WorkerAccess()

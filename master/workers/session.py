@@ -1,24 +1,29 @@
 """This master's session with one worker: kept open for as long as the worker is known.
 
-    connecting --welcome, first load--> open --broken, silent, stalled--> connecting, with growing pauses
+    CONNECTING --welcome, first load--> OPEN --two reports missed--> QUIET --heard again--> OPEN
+    OPEN, QUIET --broken, silent, stalled--> CONNECTING, with growing pauses
+    CONNECTING --one refuses the other--> REFUSED --later tries--> OPEN
+    OPEN, QUIET --superseded--> RETIRED --no leg is left--> the end
 
 While it is open, attempts run on it as legs. When it breaks, each of them is told that the worker is lost.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from master.routing.views import WorkerView
-from master.workers.access import PLAIN, WorkerAccess
+from master.workers.cache_index import CacheIndex
+from master.workers.greeting import MasterIdentity
+from master.workers.leg import Leg, Loss, OnUpdate, SessionLegs
 from master.workers.session_call import (
     CALL_ENDS,
     SessionCall,
+    SessionRefused,
     WorkerLost,
     WorkerSilent,
     describe,
@@ -26,67 +31,45 @@ from master.workers.session_call import (
     session_call,
 )
 from protos.session_messages import (
+    REPORT_INTERVAL_S,
     CacheEvents,
     Cancel,
     DecodeHere,
     Drain,
-    ErrorCode,
-    Failure,
     Heartbeat,
-    Hello,
-    LegUpdate,
     LoadReport,
     Role,
-    Stage,
+    SnapshotRequest,
+    Standing,
     Start,
     Step,
+    ToMaster,
     ToWorker,
     Welcome,
 )
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 3.0
 HEARTBEAT_INTERVAL_S = 1.0
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 
-OnUpdate = Callable[["Leg", LegUpdate], None]
+
+class SessionState(Enum):
+    CONNECTING = "connecting"
+    REFUSED = "refused"
+    OPEN = "open"
+    QUIET = "quiet"
+    RETIRED = "retired"
 
 
-class Loss(Enum):
-    """How a session ended under its legs."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a worker may take: before it is lost, to greet a master that connects, before it gets nothing new."""
 
-    CLOSED = "closed"  # the worker's process died, closed it, or says that its engine stands still
-    SILENT = "silent"  # the worker hangs, or was cut off
-    DRAINED = "drained"  # the worker was leaving
-
-
-@dataclass(eq=False)
-class Leg:
-    """An attempt's part on one worker, from `begin` to its last update or `end`."""
-
-    session: "WorkerSession"
-    start: Start
-    on_update: OnUpdate
-    uncached_tokens: int  # of the prompt, as far as the prefix index knows
-    unfinished: set[int]  # sequences
-    has_started: bool = False
-    has_prefilled: bool = False  # or received the KV
-    loss: Loss | None = None  # the session broke; what the worker did last is not known
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the worker holds nothing for it any more, or is lost
-
-    @property
-    def number(self) -> int:
-        return self.start.leg
-
-    @property
-    def worker(self) -> str:
-        return self.session.name
-
-    @property
-    def is_lost(self) -> bool:
-        return self.loss is not None
+    silence_s: float
+    connect_s: float = 3.0
+    quiet_s: float = 2.5 * REPORT_INTERVAL_S  # two reports were missed
 
 
 class WorkerSession:
@@ -94,42 +77,66 @@ class WorkerSession:
 
     def __init__(
         self,
-        master_id: str,
+        master: MasterIdentity,
         name: str,
         address: str,
         *,
-        silence_s: float,
+        patience: Patience,
         on_change: Callable[[], None],
         is_name_known: bool = True,
-        access: WorkerAccess = PLAIN,
+        is_draining: bool = False,
     ) -> None:
-        """`silence_s`: a worker silent for so long is lost. `on_change`: it became usable, or ceased to be.
+        """`on_change`: it became usable, or ceased to be. `is_draining`: as the registry says.
 
         `is_name_known`: whether `name` is what the worker calls itself, so that another one at its address is refused.
         """
         self.name = name
         self.address = address
-        self.welcome: Welcome | None = None
+        self.state = SessionState.CONNECTING
+        self.trouble: str | None = None  # why it is not open
+        self.refusal: str | None = None  # why nothing is sent to it though it is open
+        self.welcome: Welcome | None = None  # the latest, also of a worker that is away now
         self.load = LoadReport(Role.DEFAULT)
         self.num_lost = 0  # times that it ended otherwise than by draining
-        self._master_id = master_id
-        self._silence_s = silence_s
+        self._master = master
+        self._patience = patience
         self._on_change = on_change
         self._is_name_known = is_name_known
-        self._access = access
-        self._was_refused = False
-        self._is_draining = False
-        self._last_used = 0  # number of the newest leg
-        self._legs: dict[int, Leg] = {}
-        self._leaving: dict[int, Leg] = {}  # over, but the worker may still hold blocks for them
-        self._cached: set[bytes] = set()
+        self._told: Standing | None = None
+        self._is_draining = is_draining
+        self._legs = SessionLegs()
+        self._cache = CacheIndex()
         self._outgoing: deque[ToWorker] = deque()
         self._has_outgoing = asyncio.Event()
 
     @property
+    def is_open(self) -> bool:
+        return self.state in (SessionState.OPEN, SessionState.QUIET, SessionState.RETIRED)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining or self.load.is_draining
+
+    @property
     def is_usable(self) -> bool:
-        """Whether new attempts may be sent."""
-        return self.welcome is not None and not self.load.is_draining and not self._is_draining
+        """Whether new attempts may be sent, as far as the worker is concerned."""
+        return self.state is SessionState.OPEN and not self.is_draining and self.load.failing_reason is None
+
+    @property
+    def shown_state(self) -> str:
+        """For people."""
+        if self.is_open and self.refusal is not None:
+            return "not used"
+        if self.is_open and self.is_draining:
+            return "draining"
+        if self.is_open and self.load.failing_reason is not None:
+            return "failing"
+        return self.state.value
+
+    @property
+    def shown_trouble(self) -> str | None:
+        """Why it is not used, for people."""
+        return (self.refusal or self.load.failing_reason) if self.is_open else self.trouble
 
     @property
     def num_legs(self) -> int:
@@ -137,57 +144,53 @@ class WorkerSession:
 
     @property
     def num_cached_blocks(self) -> int:
-        return len(self._cached)
+        return len(self._cache.blocks)
 
     def view(self) -> WorkerView:
-        """For the router; only while the session is open."""
+        """For the router; only of a worker that was heard of."""
         assert self.welcome is not None, self.name
-        legs = self._legs.values()
-        prefilling = [leg for leg in legs if leg.start.stage is not Stage.DECODE and not leg.has_prefilled]
-        unseen = [leg for leg in legs if not leg.has_started]
-        unseen_blocks = sum(-(-len(leg.start.prompt_ids) // self.welcome.block_size) for leg in unseen)
+        legs, load, welcome = self._legs, self.load, self.welcome
+        prefilling = legs.prefilling
+        unseen_blocks = sum(-(-len(leg.start.prompt_ids) // welcome.block_size) for leg in legs.unstarted)
         return WorkerView(
             name=self.name,
-            role=self.load.role,
-            model=self.welcome.model.identity,
-            layout_fingerprint=self.welcome.layout_fingerprint,
-            block_size=self.welcome.block_size,
-            num_blocks=self.welcome.num_blocks,
-            max_context=self.welcome.max_context,
-            max_num_seqs=self.welcome.max_num_seqs,
-            queued_requests=max(self.load.queued_requests, len(prefilling)),
-            queued_prefill_tokens=max(self.load.queued_prefill_tokens, sum(leg.uncached_tokens for leg in prefilling)),
-            running_sequences=max(self.load.running_sequences, sum(len(leg.unfinished) for leg in legs)),
-            available_blocks=self.load.available_blocks - unseen_blocks,
-            prefill_speed=self.load.prefill,
-            cached_blocks=self._cached,
-            last_used=self._last_used,
+            role=load.role,
+            model=welcome.model.identity,
+            transfer_protocol=welcome.transfer_protocol,
+            layout_fingerprint=welcome.layout_fingerprint,
+            block_size=welcome.block_size,
+            num_blocks=welcome.num_blocks,
+            max_context=welcome.max_context,
+            max_num_seqs=welcome.max_num_seqs,
+            queued_requests=max(load.queued_requests, len(prefilling)),
+            queued_prefill_tokens=max(load.queued_prefill_tokens, sum(leg.uncached_tokens for leg in prefilling)),
+            running_sequences=max(load.running_sequences, legs.num_unfinished),
+            available_blocks=load.available_blocks - unseen_blocks,
+            prefill_speed=load.prefill,
+            cached_blocks=self._cache.blocks,
+            last_used=legs.newest,
         )
 
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
         """Send an attempt, while the session is open. `on_update` gets every update, at last a failure if it breaks."""
-        assert self.welcome is not None, self.name
+        assert self.is_open, self.name
         leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
-        self._legs[start.leg] = leg
-        self._last_used = start.leg
+        self._legs.add(leg)
         self._send(start)
         return leg
 
     def end(self, leg: Leg) -> None:
-        """Nobody wants the leg any more: cancel it unless it is over. Harmless twice."""
-        if leg.number in self._legs:
-            self._let_go(leg)
+        if self._legs.let_go(leg):
             self._send(Cancel(leg.number))
+            self._leave_if_done()
 
     def release(self, leg: Leg) -> None:
-        """The worker has done its part and needs no word about it."""
-        if leg.number in self._legs:
-            self._let_go(leg)
+        self._legs.let_go(leg)
+        self._leave_if_done()
 
     def legs_of(self, request_id: str) -> list[Leg]:
         """Those for which the worker may hold something."""
-        legs = (*self._legs.values(), *self._leaving.values())
-        return [leg for leg in legs if leg.start.request_id == request_id]
+        return self._legs.of(request_id)
 
     def cancel_sequence(self, leg: Leg, sequence: int) -> None:
         self._send(Cancel(leg.number, sequence))
@@ -204,11 +207,25 @@ class WorkerSession:
             self._is_draining = is_draining
             self._on_change()
 
+    def stand(self, refusal: str | None) -> None:
+        """Whether the cluster uses this worker: why not, or None. The worker is told."""
+        if refusal != self.refusal:
+            level, now = (logging.INFO, "used") if refusal is None else (logging.WARNING, f"not used: {refusal}")
+            logger.log(level, "worker %s is %s", self.name, now)
+        self.refusal = refusal
+        self._tell_standing()
+
+    def retire(self, reason: str) -> None:
+        """It takes nothing new and ends once its legs have; only while it is open."""
+        self.stand(reason)
+        self.state = SessionState.RETIRED
+        self._leave_if_done()
+
     async def run(self) -> None:
-        """Connects again and again until cancelled."""
+        """Connects again and again until cancelled or retired."""
         pause_s = MIN_PAUSE_S
         try:
-            while True:
+            while self.state is not SessionState.RETIRED:
                 try:
                     await self._connect()
                 except CALL_ENDS as error:
@@ -222,126 +239,141 @@ class WorkerSession:
 
     def _on_end(self, error: Exception, pause_s: float) -> float:
         """Returns for how long to wait before the next connection; `pause_s` was the wait before this one."""
-        was_open = self.welcome is not None
-        self._lose(describe(error), self._loss_by(error))
-        is_news = was_open
-        if (refusal := refusal_of(error)) is not None:
-            logger.log(logging.DEBUG if self._was_refused else logging.WARNING, "worker %s %s", self.name, refusal)
-            is_news, self._was_refused = False, True
-        logger.log(logging.WARNING if is_news else logging.DEBUG, "worker %s: %s", self.name, describe(error))
+        was_open, refusal = self.is_open, refusal_of(error)
+        reason = refusal or describe(error)
+        # A worker that is away is away in many words; only what a person can mend is worth another line.
+        is_news = was_open or self.trouble is None or (refusal is not None and refusal != self.trouble)
+        logger.log(logging.WARNING if is_news else logging.DEBUG, "worker %s, %s: %s", self.name, self.address, reason)
+        if is_news or refusal is not None:
+            self.trouble = reason
+        self._lose(reason, self._loss_by(error))
+        if self.state is not SessionState.RETIRED:
+            self.state = SessionState.CONNECTING if refusal is None else SessionState.REFUSED
         return MIN_PAUSE_S if was_open else min(pause_s * 2, MAX_PAUSE_S)
 
     async def _connect(self) -> None:
         """Runs one connection; ends only with an error."""
-        async with session_call(self.address, self._access) as call:
-            await call.write(Hello(self._master_id), CONNECT_TIMEOUT_S)
-            welcome = await call.read(CONNECT_TIMEOUT_S)
+        async with session_call(self.address, self._master.access) as call:
+            hello = self._master.hello()
+            await call.write(hello, self._patience.connect_s)
+            welcome = await call.read(self._patience.connect_s)
+            if welcome is None:
+                raise WorkerLost(f"no greeting within {self._patience.connect_s:g} s")
             if not isinstance(welcome, Welcome):
                 raise ValueError(f"the first message must be welcome, not {type(welcome).__name__}")
-            if self._is_name_known and welcome.instance != self.name:
-                raise ValueError(f"{welcome.instance} has its address, {self.address}")
+            problem = self._master.problem(hello, welcome, self.name if self._is_name_known else None)
+            if problem is not None:
+                await call.part(Standing(problem))
+                raise SessionRefused(problem)
             await _first_to_end(self._receive(call, welcome), self._transmit(call))
 
     async def _receive(self, call: SessionCall, welcome: Welcome) -> None:
+        quiet_s = min(self._patience.quiet_s, self._patience.silence_s / 2)
         while True:
-            match await call.read(self._silence_s):
-                case Step(updates):
-                    for update in updates:
-                        self._on_update(update)
-                case LoadReport() as load:
-                    self._on_load(load, welcome)
-                case CacheEvents() as events:
-                    self._on_cache(events)
-                case Welcome():
-                    raise ValueError("welcome came twice")
+            message = await call.read(quiet_s)
+            if message is None:
+                self._be_quiet()
+                message = await call.read(self._patience.silence_s - quiet_s)
+            if message is None:
+                raise WorkerSilent(f"silent for {self._patience.silence_s:g} s")
+            self._on_message(message, welcome)
 
     async def _transmit(self, call: SessionCall) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
                     await self._has_outgoing.wait()
+            except TimeoutError:
+                self._outgoing.append(Heartbeat())
             self._has_outgoing.clear()
-            if not self._outgoing:
-                await call.write(Heartbeat(), self._silence_s)
             while self._outgoing:
-                await call.write(self._outgoing.popleft(), self._silence_s)
+                await call.write(self._outgoing.popleft(), self._patience.silence_s)
+            if self._may_leave:
+                await call.part(Standing(self.refusal))
+                raise WorkerLost("superseded")
+
+    def _on_message(self, message: ToMaster, welcome: Welcome) -> None:
+        if self.state is SessionState.QUIET:
+            self._set_state(SessionState.OPEN)
+        match message:
+            case Step(updates):
+                for update in updates:
+                    self._legs.take(update)
+                self._leave_if_done()
+            case LoadReport():
+                self._on_load(message, welcome)
+            case CacheEvents():
+                if not self._cache.add(message):
+                    logger.warning("worker %s: cache events before number %d are missing", self.name, message.number)
+                    self._send(SnapshotRequest())
+            case Welcome():
+                raise ValueError("welcome came twice")
+
+    def _on_load(self, load: LoadReport, welcome: Welcome) -> None:
+        """The first one opens the session: a worker that is stalled is not even tried."""
+        before, self.load = self.load, load
+        if load.is_stalled:
+            raise WorkerLost("its engine makes no progress")
+        if not self.is_open:
+            self._open(welcome)
+        elif _decisive(load) != _decisive(before):
+            self._on_change()
 
     def _open(self, welcome: Welcome) -> None:
         logger.info("worker %s: connected, %s, incarnation %d", self.name, welcome.role.value, welcome.incarnation)
         self.welcome = welcome
-        self._was_refused = False
+        self.trouble = None
+        self._told = None
+        self._set_state(SessionState.OPEN)
+        self._tell_standing()
+
+    def _be_quiet(self) -> None:
+        if self.state is SessionState.OPEN:
+            self._set_state(SessionState.QUIET)
+
+    def _set_state(self, state: SessionState) -> None:
+        self.state = state
         self._on_change()
 
     def _loss_by(self, error: Exception) -> Loss:
-        if self.load.is_draining or self._is_draining:
+        if self.is_draining or self.state is SessionState.RETIRED:
             return Loss.DRAINED
-        return Loss.SILENT if isinstance(error, WorkerSilent | TimeoutError) else Loss.CLOSED
+        return Loss.SILENT if isinstance(error, WorkerSilent) else Loss.CLOSED
 
     def _lose(self, reason: str, loss: Loss) -> None:
         self._outgoing.clear()
-        self._cached = set()
-        if self.welcome is None:
+        self._cache = CacheIndex()
+        if not self.is_open:
             return
-        self.welcome = None
+        if self.state is not SessionState.RETIRED:
+            self.state = SessionState.CONNECTING
         self.num_lost += loss is not Loss.DRAINED
-        self._fail_legs(f"worker {self.name} was lost: {reason}", loss)
+        self._legs.lose(f"worker {self.name} was lost: {reason}", loss)
         self._on_change()
 
-    def _fail_legs(self, message: str, loss: Loss) -> None:
-        legs, self._legs = self._legs, {}
-        leaving, self._leaving = self._leaving, {}
-        for leg in (*legs.values(), *leaving.values()):
-            leg.ended.set()
-        for leg in legs.values():
-            leg.loss = loss
-            failure = Failure(ErrorCode.UNAVAILABLE, message)
-            leg.on_update(leg, LegUpdate(leg.number, failure=failure))
+    @property
+    def _may_leave(self) -> bool:
+        return self.state is SessionState.RETIRED and len(self._legs) == 0
 
-    def _on_update(self, update: LegUpdate) -> None:
-        if update.ended:
-            self._on_ended(update.leg)
-        leg = self._legs.get(update.leg)
-        if leg is None:
-            return  # ended here while the update was on its way
-        leg.has_started |= update.started is not None
-        leg.has_prefilled |= update.prefilled is not None or update.transferred is not None
-        leg.unfinished.difference_update(d.sequence for d in update.deltas if d.finish_reason is not None)
-        if update.failure is not None or not leg.unfinished:
-            self._let_go(leg)
-        leg.on_update(leg, update)
+    def _leave_if_done(self) -> None:
+        if self._may_leave:
+            self._has_outgoing.set()
 
-    def _let_go(self, leg: Leg) -> None:
-        del self._legs[leg.number]
-        if not leg.ended.is_set():
-            self._leaving[leg.number] = leg
-
-    def _on_ended(self, attempt: int) -> None:
-        leg = self._leaving.pop(attempt, None) or self._legs.get(attempt)
-        if leg is not None:
-            leg.ended.set()
-
-    def _on_load(self, load: LoadReport, welcome: Welcome) -> None:
-        """The first one opens the session: a worker that is stalled is not even tried."""
-        has_changed = (load.is_draining, load.role) != (self.load.is_draining, self.load.role)
-        self.load = load
-        if load.is_stalled:
-            raise WorkerLost("its engine makes no progress")
-        if self.welcome is None:
-            self._open(welcome)
-        elif has_changed:
-            self._on_change()
-
-    def _on_cache(self, events: CacheEvents) -> None:
-        if events.is_snapshot:
-            self._cached = set(events.stored)
-        else:
-            self._cached.update(events.stored)
-            self._cached.difference_update(events.removed)
+    def _tell_standing(self) -> None:
+        standing = Standing(self.refusal)
+        if self.is_open and standing != self._told:
+            self._told = standing
+            self._send(standing)
 
     def _send(self, message: ToWorker) -> None:
-        if self.welcome is not None:
+        if self.is_open:
             self._outgoing.append(message)
             self._has_outgoing.set()
+
+
+def _decisive(load: LoadReport) -> tuple[Role, bool, str | None]:
+    """What of a load report changes who may be asked."""
+    return (load.role, load.is_draining, load.failing_reason)
 
 
 async def _first_to_end(*endless: Coroutine[None, None, None]) -> None:

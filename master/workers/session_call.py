@@ -1,8 +1,8 @@
 """The one gRPC call of a session with a worker: messages in and out, each within a time limit."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -12,8 +12,10 @@ from protos import session_pb2 as wire
 from protos.session_codec import decode_to_master, encode_to_worker
 from protos.session_messages import ToMaster, ToWorker
 from protos.session_pb2_grpc import WorkerStub
+from serving.own_time import is_done_within
 
 MESSAGE_LIMIT_BYTES = 64 << 20
+PARTING_S = 1.0
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -30,53 +32,92 @@ class WorkerLost(Exception):
 
 
 class WorkerSilent(WorkerLost):
-    """The worker said nothing for too long."""
+    """The worker said nothing for too long, or listened to nothing."""
+
+
+class SessionRefused(Exception):
+    """One of both does not want to work with the other; the message says why. Only a person can mend it."""
 
 
 # What reading and writing raise. InvalidStateError comes from writing into a call that is over.
-CALL_ENDS = (WorkerLost, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
+CALL_ENDS = (WorkerLost, SessionRefused, grpc.aio.AioRpcError, asyncio.InvalidStateError, ValueError)
+
+Call = grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]
 
 
 class SessionCall:
     """Made by `session_call`. Its methods raise one of CALL_ENDS when the call is over or a message makes no sense."""
 
-    def __init__(self, call: "grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]") -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
+        self._reading: asyncio.Task[object] | None = None
 
-    async def read(self, timeout_s: float) -> ToMaster:
-        try:
-            async with asyncio.timeout(timeout_s):
-                message = await self._call.read()
-        except TimeoutError as error:
-            raise WorkerSilent(f"silent for {timeout_s:g} s") from error
+    async def read(self, limit_s: float) -> ToMaster | None:
+        """None if nothing came so far; what comes later is not lost."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._call.read())
+        if not await is_done_within(self._reading, limit_s):
+            return None
+        reading, self._reading = self._reading, None
+        message = _result(reading)
         if not isinstance(message, wire.ToMaster):
             raise WorkerLost(f"closed the session: {await self._call.details() or 'no reason given'}")
         return decode_to_master(message)
 
-    async def write(self, message: ToWorker, timeout_s: float) -> None:
-        async with asyncio.timeout(timeout_s):
-            await self._call.write(encode_to_worker(message))
+    async def write(self, message: ToWorker, limit_s: float) -> None:
+        writing: asyncio.Task[object] = asyncio.create_task(self._call.write(encode_to_worker(message)))
+        try:
+            if not await is_done_within(writing, limit_s):
+                raise WorkerSilent(f"reads nothing for {limit_s:g} s")
+            _result(writing)
+        finally:
+            writing.cancel()
+
+    async def part(self, message: ToWorker) -> None:
+        """Leaves with a last word, and waits a little for the worker to hear it."""
+        await self.write(message, PARTING_S)
+        await self._call.done_writing()
+        with contextlib.suppress(*CALL_ENDS):
+            while await self.read(PARTING_S) is not None:
+                pass
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._reading.cancel()
+        self._call.cancel()
 
 
-@asynccontextmanager
+def _result(task: "asyncio.Task[object]") -> object:
+    """A call that is cancelled under its readers must not look as if they had been."""
+    if task.cancelled():
+        raise WorkerLost("the call was cancelled")
+    return task.result()
+
+
+@contextlib.asynccontextmanager
 async def session_call(address: str, access: WorkerAccess) -> AsyncIterator[SessionCall]:
     """Connects with the first message that is written."""
     async with access.channel(address, _OPTIONS) as channel:
-        call = WorkerStub(channel).Session(metadata=access.metadata)
+        call = SessionCall(WorkerStub(channel).Session(metadata=access.metadata))
         try:
-            yield SessionCall(call)
+            yield call
         finally:
-            call.cancel()
+            call.close()
 
 
 def refusal_of(error: Exception) -> str | None:
     """What a person has to put right; None for what time may heal."""
+    if isinstance(error, SessionRefused):
+        return str(error)
     if not isinstance(error, grpc.aio.AioRpcError):
         return None
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return f"refused our token: {error.details()}; see --cluster_token"
+        return f"it refused our token: {error.details()}; see --cluster_token"
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return f"it refuses this master: {error.details()}"
     if "handshake" in (error.details() or "").lower():
-        return f"and this master can't agree on TLS: {error.details()}; see --worker_tls_ca_file"
+        return f"no agreement on TLS: {error.details()}; see --worker_tls_ca_file"
     return None
 
 

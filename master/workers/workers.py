@@ -1,7 +1,8 @@
 """The workers this master knows: found in the registry or listed by flag, each with a session of its own.
 
 The registry says who exists; the session says who is there. A worker that vanishes from the registry while its
-session is open (its lease was lost, etcd had a bad minute) goes on serving until the session ends.
+session is open (its lease was lost, etcd had a bad minute) goes on serving until the session ends. Another address
+under its name is tried beside it, and takes its place only when the newer life answers there.
 """
 
 import asyncio
@@ -9,9 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from master.routing.model_choice import Kind, choose_kind, difference, kind_of
 from master.routing.views import WorkerView
-from master.workers.access import PLAIN, WorkerAccess
-from master.workers.session import Leg, WorkerSession
+from master.workers.greeting import MasterIdentity
+from master.workers.leg import Leg
+from master.workers.session import Patience, WorkerSession
 from registry.instance import InstanceRecord, decode_instance, name_of
 from registry.watcher import Added, PrefixWatcher, Removed, Updated
 
@@ -19,61 +22,78 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Known:
+class _Life:
+    """One life of a worker, at one address."""
+
     session: WorkerSession
     task: "asyncio.Task[None]"
     record: InstanceRecord | None  # None: listed by flag
-    is_listed: bool = True
+
+    @property
+    def incarnation(self) -> int:
+        known = 0 if self.session.welcome is None else self.session.welcome.incarnation
+        return max(known, 0 if self.record is None else self.record.incarnation)
+
+
+@dataclass(eq=False)
+class _Known:
+    """All that goes by one name."""
+
+    current: _Life
+    successor: _Life | None = None  # tried while the current one is still there
+    listed: InstanceRecord | None = None  # what the registry says now
+
+    @property
+    def lives(self) -> Sequence[_Life]:
+        return (self.current,) if self.successor is None else (self.current, self.successor)
 
 
 class Workers:
     """All methods run on the loop. `close` ends the sessions."""
 
-    def __init__(
-        self,
-        master_id: str,
-        *,
-        silence_s: float,
-        on_change: Callable[[], None],
-        access: WorkerAccess = PLAIN,
-    ) -> None:
-        self._master_id = master_id
-        self._silence_s = silence_s
+    def __init__(self, master: MasterIdentity, *, patience: Patience, on_change: Callable[[], None]) -> None:
+        self._master = master
+        self._patience = patience
         self._on_change = on_change
-        self._access = access
         self._known: dict[str, _Known] = {}
-        self._num_lost_forgotten = 0
+        self._retired: set[_Life] = set()
+        self._served: Kind | None = None
+        self._num_lost_before = 0  # by sessions that are no more
         self._next_change = asyncio.Event()
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
-        return [known.session for known in self._known.values()]
+        return [known.current.session for known in self._known.values()]
 
     @property
     def num_lost(self) -> int:
         """How often a worker was lost since this master began."""
-        return self._num_lost_forgotten + sum(session.num_lost for session in self.sessions)
+        return self._num_lost_before + sum(session.num_lost for session in self.sessions)
 
     @property
     def is_complete(self) -> bool:
         """Whether every worker that is known is connected."""
-        return all(known.session.welcome is not None for known in self._known.values())
+        return all(session.is_open for session in self.sessions)
 
     def record(self, name: str) -> InstanceRecord | None:
         known = self._known.get(name)
-        return known.record if known is not None else None
+        return known.current.record if known is not None else None
 
     def session(self, name: str) -> WorkerSession | None:
         known = self._known.get(name)
-        return known.session if known is not None else None
+        return known.current.session if known is not None else None
 
     def legs_of(self, request_id: str) -> list[Leg]:
         """Those for which a worker that can be reached may hold something."""
-        return [leg for session in self.sessions for leg in session.legs_of(request_id)]
+        sessions = (*self.sessions, *(life.session for life in self._retired))
+        return [leg for session in sessions for leg in session.legs_of(request_id)]
 
-    def views(self) -> list[WorkerView]:
-        """Of the workers that take new attempts now."""
-        return [known.session.view() for known in self._known.values() if known.session.is_usable]
+    def views(self, model: str | None = None) -> list[WorkerView]:
+        """Of the workers that take new attempts now: for new requests, or to go on with what `model` began."""
+        usable = [session for session in self.sessions if session.is_usable]
+        if model is None:
+            return [session.view() for session in usable if session.refusal is None]
+        return [view for view in (session.view() for session in usable) if view.model == model]
 
     async def changed(self) -> None:
         """Returns when a worker has become usable, or ceased to be."""
@@ -81,7 +101,7 @@ class Workers:
 
     def add_static(self, address: str) -> None:
         """A worker from the command line; its address is its name."""
-        self._add(address, address, None)
+        self._known[address] = _Known(self._begin(address, address, None))
 
     async def follow(self, watcher: PrefixWatcher) -> None:
         """Keeps up with the registry until cancelled."""
@@ -93,11 +113,13 @@ class Workers:
                     self._on_removed(name_of(change.key))
 
     async def close(self) -> None:
-        tasks = [known.task for known in self._known.values()]
+        lives = {*self._retired}
+        for known in self._known.values():
+            lives.update(known.lives)
         self._known.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for life in lives:
+            life.task.cancel()
+        await asyncio.gather(*(life.task for life in lives), return_exceptions=True)
 
     def _on_record(self, key: str, value: bytes) -> None:
         try:
@@ -106,49 +128,90 @@ class Workers:
             logger.warning("ignoring %s: %s", key, error)
             return
         known = self._known.get(record.instance)
-        if known is not None and known.record is not None:
-            if record.incarnation < known.record.incarnation:
-                logger.warning("ignoring an older incarnation of %s", record.instance)
-                return
-            if record.rpc_address == known.session.address:
-                known.record, known.is_listed = record, True
-                known.session.set_draining(record.draining)
-                return
-            self._forget(record.instance)
-        self._add(record.instance, record.rpc_address, record)
+        if known is None:
+            life = self._begin(record.instance, record.rpc_address, record)
+            self._known[record.instance] = _Known(life, listed=record)
+            return
+        known.listed = record
+        self._compare(record.instance, known)
+        if record.rpc_address not in (life.session.address for life in known.lives):
+            older, newer = record.incarnation, known.current.incarnation
+            logger.warning("%s: incarnation %d is there, leaving out %d", record.instance, newer, older)
 
     def _on_removed(self, name: str) -> None:
         known = self._known.get(name)
-        if known is None:
-            return
-        known.is_listed = False
-        if known.session.welcome is None:
-            self._forget(name)
+        if known is not None:
+            known.listed = None
+            self._compare(name, known)
 
-    def _add(self, name: str, address: str, record: InstanceRecord | None) -> None:
+    def _compare(self, name: str, known: _Known) -> None:
+        """Who goes by the name now: again whenever the registry or a session has news of it."""
+        current, listed = known.current, known.listed
+        if current.record is None:
+            return
+        if known.successor is not None:
+            self._try_successor(known, known.successor)
+            current = known.current
+        if listed is None:
+            if not current.session.is_open:
+                self._end(self._known.pop(name).current)
+        elif listed.rpc_address == current.session.address:
+            current.record = listed
+            current.session.set_draining(listed.draining)
+        elif not current.session.is_open:
+            self._end(current)
+            known.current, known.successor = known.successor or self._begin(name, listed.rpc_address, listed), None
+        elif known.successor is None and listed.incarnation > current.incarnation:
+            known.successor = self._begin(name, listed.rpc_address, listed)
+
+    def _try_successor(self, known: _Known, successor: _Life) -> None:
+        """The newer life takes over once it answers; without a record it is given up."""
+        if known.listed is None or known.listed.rpc_address != successor.session.address:
+            successor.task.cancel()
+            known.successor = None
+        elif successor.session.is_open:
+            self._retire(known.current, f"superseded by incarnation {successor.incarnation}")
+            known.current, known.successor = successor, None
+
+    def _retire(self, life: _Life, reason: str) -> None:
+        self._num_lost_before += life.session.num_lost
+        self._retired.add(life)
+        life.task.add_done_callback(lambda _: self._retired.discard(life))
+        if life.session.is_open:
+            life.session.retire(reason)
+        else:
+            life.task.cancel()
+
+    def _end(self, life: _Life) -> None:
+        self._num_lost_before += life.session.num_lost
+        life.task.cancel()
+
+    def _begin(self, name: str, address: str, record: InstanceRecord | None) -> _Life:
         session = WorkerSession(
-            self._master_id,
+            self._master,
             name,
             address,
-            silence_s=self._silence_s,
+            patience=self._patience,
             on_change=self._on_session_change,
             is_name_known=record is not None,
-            access=self._access,
+            is_draining=record is not None and record.draining,
         )
-        if record is not None:
-            session.set_draining(record.draining)
-        task = asyncio.create_task(session.run(), name=f"session with {name}")
-        self._known[name] = _Known(session, task, record)
-
-    def _forget(self, name: str) -> None:
-        known = self._known.pop(name)
-        self._num_lost_forgotten += known.session.num_lost
-        known.task.cancel()
+        return _Life(session, asyncio.create_task(session.run(), name=f"session with {name}"), record)
 
     def _on_session_change(self) -> None:
         for name, known in list(self._known.items()):
-            if not known.is_listed and known.session.welcome is None:
-                self._forget(name)
+            self._compare(name, known)
+        self._agree()
         self._next_change.set()
         self._next_change = asyncio.Event()
         self._on_change()
+
+    def _agree(self) -> None:
+        """One model under one name: workers that serve another are left out, and told."""
+        heard = [session for session in self.sessions if session.welcome is not None]
+        staying = [session.view() for session in heard if not session.is_draining]
+        self._served = choose_kind(staying, self._served)
+        if self._served is not None:
+            for session in heard:
+                if session.is_open:
+                    session.stand(difference(kind_of(session.view()), self._served))

@@ -11,6 +11,7 @@ import pytest
 
 from pdserve import Client, Unauthenticated, Unavailable
 from protos.session_codec import encode_to_worker
+from protos.session_identity import PROTOCOL
 from protos.session_messages import Hello
 from protos.session_pb2_grpc import WorkerStub
 from tests.cluster import HOST, Cluster, Process, eventually, free_port
@@ -81,13 +82,17 @@ def test_a_worker_talks_to_nobody_without_the_token(closed: Closed) -> None:
     with grpc.secure_channel(address, credentials, options) as channel:
         for metadata in ((), (("authorization", "Bearer new-toke"),)):
             session = WorkerStub(channel).Session(
-                iter([encode_to_worker(Hello("stranger"))]), metadata=metadata, timeout=TIMEOUT_S
+                iter([encode_to_worker(Hello("stranger", PROTOCOL, "0", b""))]),
+                metadata=metadata,
+                timeout=TIMEOUT_S,
             )
             with pytest.raises(grpc.RpcError) as caught:
                 next(session)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     with grpc.insecure_channel(address) as channel:
-        session = WorkerStub(channel).Session(iter([encode_to_worker(Hello("stranger"))]), timeout=TIMEOUT_S)
+        session = WorkerStub(channel).Session(
+            iter([encode_to_worker(Hello("stranger", PROTOCOL, "0", b""))]), timeout=TIMEOUT_S
+        )
         with pytest.raises(grpc.RpcError) as caught:
             next(session)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -110,7 +115,7 @@ def test_a_worker_of_another_cluster_is_named_in_the_masters_log(closed: Closed,
     stranger = Process("stranger", "worker.main", [*flags, f"--port={http_port}"], http_port, tmp_path / "log")
     stranger.start()
     try:
-        told = "worker stranger refused our token"
+        told = "it refused our token"
         eventually(lambda: told in cluster.master.life_log, "the master says so")
         assert not cluster.instances["stranger"].is_connected
         assert "another-clusters" not in cluster.master.life_log + stranger.life_log

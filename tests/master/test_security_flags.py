@@ -12,7 +12,7 @@ def test_nothing_is_closed_by_default() -> None:
     config = MasterConfig()
     assert config.api_keys() is None and config.client_tls() is None
     access = config.worker_access()
-    assert (access.token, access.credentials, access.metadata) == (None, None, ())
+    assert (access.tokens, access.credentials, access.metadata) == ((), None, ())
     worker = WorkerConfig()
     assert worker.cluster_keys() is None and worker.master_tls() is None
 
@@ -20,7 +20,11 @@ def test_nothing_is_closed_by_default() -> None:
 def test_the_first_token_is_presented_and_the_files_come_first(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("new\nold\n")
-    assert MasterConfig(cluster_token=("older",), cluster_token_file=file).worker_access().token == "new"
+    assert MasterConfig(cluster_token=("older",), cluster_token_file=file).worker_access().tokens == (
+        "new",
+        "old",
+        "older",
+    )
     keys = WorkerConfig(cluster_token=("older",), cluster_token_file=file).cluster_keys()
     assert keys is not None
     assert all(keys.accepts(token) for token in ("new", "old", "older"))

@@ -14,10 +14,9 @@ TIMEOUT_S = 60.0
 
 async def test_shows_each_instance_with_its_counters(capsys: pytest.CaptureFixture[str]) -> None:
     service = ScriptedService()
-    stalled = replace(INSTANCE.load, role=Role.DECODE, is_stalled=True)
     service.views = [
-        replace(INSTANCE, name="decode-1", role=Role.DECODE, is_connected=False),
-        replace(INSTANCE, name="decode-0", role=Role.DECODE, load=stalled),
+        replace(INSTANCE, name="decode-1", role=Role.DECODE, is_connected=False, state="connecting"),
+        replace(INSTANCE, name="decode-0", role=Role.DECODE, state="not used", trouble="it serves [another] model"),
         INSTANCE,
     ]
     async with serving(service) as server:
@@ -25,12 +24,13 @@ async def test_shows_each_instance_with_its_counters(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "7777" in line]
     assert [row[:3] for row in rows] == [
-        ["decode-0", "DECODE", "stalled"],
-        ["decode-1", "DECODE", "not connected"],
-        ["prefill-0", "PREFILL", "connected"],
+        ["decode-0", "DECODE", "not used"],
+        ["decode-1", "DECODE", "connecting"],
+        ["prefill-0", "PREFILL", "open"],
     ]
     assert rows[2][3:] == ["127.0.0.1:7777", "4", "5", "36/96", "12", "9", "71", "72", "73", "5.0", "74"]
     assert "ready" in shown
+    assert "decode-0: it serves [another] model" in shown
 
 
 async def test_says_why_the_cluster_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,12 +65,13 @@ starts = st.builds(
     age_s=double,
 )
 to_worker = st.one_of(
-    st.builds(m.Hello, text),
+    st.builds(m.Hello, text, u32, text, st.binary(max_size=16)),
     starts,
     st.builds(m.Cancel, u64, st.none() | u32),
     st.builds(m.DecodeHere, u64),
     st.just(m.Drain()),
     st.just(m.Heartbeat()),
+    st.builds(m.Standing, st.none() | text),
     st.just(m.SnapshotRequest()),
 )
 deltas = st.builds(
@@ -104,7 +105,7 @@ updates = st.builds(
 to_master = st.one_of(
     st.builds(
         m.Welcome, text, st.sampled_from(m.Role), models, u64, st.binary(max_size=16), u32, u32, u32, u32, u32, text,
-        text,
+        text, u32, u32, st.binary(max_size=32),
     ),
     st.builds(m.Step, st.lists(updates, max_size=3).map(tuple)),
     st.builds(

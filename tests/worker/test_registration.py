@@ -35,6 +35,8 @@ def record() -> InstanceRecord:
         vocab_size=300,
         version="0.1.0",
         transfer_address="10.0.0.1:26000",
+        protocol=1,
+        transfer_protocol=1,
     )
     return instance_record(welcome, "10.0.0.1", 7777, 8010)
 

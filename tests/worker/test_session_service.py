@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ import pytest
 from protos import session_pb2 as wire
 from protos.sampling_messages import SamplingParams
 from protos.session_codec import decode_to_master, encode_to_worker
+from protos.session_identity import PROTOCOL, is_proof
 from protos.session_messages import (
     CacheEvents,
     Cancel,
@@ -25,6 +27,7 @@ from protos.session_messages import (
     Role,
     SnapshotRequest,
     Stage,
+    Standing,
     Start,
     Step,
     ToMaster,
@@ -32,15 +35,20 @@ from protos.session_messages import (
     Welcome,
 )
 from protos.session_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from serving.keys import Keys
+from tests.busy_master import busy_master
 from tests.cluster import eventually
 from tests.worker.engines.torch.engine_rig import GREEDY, HOST, Node, Outcome
 from tests.worker.engines.torch.reference import prompt
 from worker.faults.messages import MessageFaults
 from worker.faults.plan import Fault, FaultPoint
+from worker.rpc_server import keepalive
 from worker.session_service import SessionService
 
 LIMIT_S = 20.0
 SILENCE_S = 0.5
+PROCESS_SILENCE_S = 2.0
+HELLO = Hello("master", PROTOCOL, "1", b"nonce")
 
 Call = grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]
 
@@ -48,7 +56,14 @@ Call = grpc.aio.StreamStreamCall[wire.ToWorker, wire.ToMaster]
 class Served:
     """A session service on a free port. Its `welcome` and `load` name numbers of their own."""
 
-    def __init__(self, node: Node, master_timeout_s: float, faults: MessageFaults | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        master_timeout_s: float,
+        keys: Keys | None = None,
+        faults: MessageFaults | None = None,
+        process_silence_s: float = LIMIT_S,
+    ) -> None:
         self.num_drains = 0
         self.node = node
         self.sessions = SessionService(
@@ -58,8 +73,9 @@ class Served:
             drain=self._drain,
             master_timeout_s=master_timeout_s,
             faults=faults,
+            keys=keys,
         )
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=keepalive(process_silence_s))
         add_WorkerServicer_to_server(self.sessions, self._server)
         self.port = self._server.add_insecure_port(f"{HOST}:0")
 
@@ -78,6 +94,8 @@ class Served:
             limits.vocab_size,
             "1",
             self.node.engine.identity.transfer_address,
+            PROTOCOL,
+            1,
         )
 
     def _drain(self) -> None:
@@ -156,16 +174,18 @@ async def served(llama: Node) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def stream(served: Served, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Session]:
+async def stream(
+    served: Served, options: Sequence[tuple[str, int]] = (), metadata: Sequence[tuple[str, str]] = ()
+) -> AsyncIterator[Session]:
     """A stream on which nothing was said yet."""
     async with grpc.aio.insecure_channel(f"{HOST}:{served.port}", options=[*options]) as channel:
-        yield Session(WorkerStub(channel).Session())
+        yield Session(WorkerStub(channel).Session(metadata=[*metadata]))
 
 
 @asynccontextmanager
 async def session(served: Served, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Session]:
     async with stream(served, options) as begun:
-        await begun.write(Hello("master"))
+        await begun.write(HELLO)
         assert await begun.read() == served.welcome()
         yield begun
 
@@ -224,7 +244,7 @@ async def test_a_stream_that_says_nothing_before_it_ends(served: Served) -> None
 
 async def test_hello_twice_ends_the_session_and_its_work(served: Served, llama: Node) -> None:
     async with session(served) as mine:
-        await mine.write(whole(1, sampling=dataclasses.replace(GREEDY, max_tokens=1900)), Hello("again"))
+        await mine.write(whole(1, sampling=dataclasses.replace(GREEDY, max_tokens=1900)), HELLO)
         code, details = await mine.status()
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "twice" in details
     await asyncio.to_thread(llama.quiesce)
@@ -234,6 +254,56 @@ async def test_a_message_of_no_kind_ends_the_session(served: Served) -> None:
     async with session(served) as mine:
         await mine.call.write(wire.ToWorker())
         assert (await mine.status())[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("hello", "word"),
+    [
+        (dataclasses.replace(HELLO, protocol=PROTOCOL + 1), "session protocol"),
+        (dataclasses.replace(HELLO, version="2.0"), "pdserve 2.0"),
+    ],
+)
+async def test_a_master_of_another_version_is_refused(served: Served, hello: Hello, word: str) -> None:
+    """R22: it gets the reason, and so does who asks this worker whether it is ready."""
+    async with stream(served) as mine:
+        await mine.write(hello)
+        code, details = await mine.status()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION and word in details
+    refusal = served.sessions.standings.refusal
+    assert refusal is not None and word in refusal
+
+
+async def test_what_a_master_thinks_of_this_worker_is_known(served: Served) -> None:
+    """R22, R7"""
+    async with session(served) as mine:
+        await mine.write(Standing("it serves another model"))
+        await until(lambda: served.sessions.standings.refusal == "refused by master master: it serves another model")
+        await mine.write(Standing())
+        await until(lambda: served.sessions.standings.refusal is None)
+
+
+async def test_a_worker_proves_that_it_knows_the_secret(llama: Node) -> None:
+    """R22"""
+    served = Served(llama, LIMIT_S, keys=Keys(["new", "swordfish"]))
+    await served.start()
+    async with stream(served, metadata=(("authorization", "Bearer swordfish"),)) as mine:
+        await mine.write(HELLO)
+        welcome = await mine.read()
+        assert isinstance(welcome, Welcome)
+        assert is_proof(welcome.proof, "swordfish", HELLO.nonce)
+    await served.close()
+
+
+async def test_a_session_that_ends_while_its_welcome_is_written_ends_in_order(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A7: gRPC can't end a call beside a write."""
+    for _ in range(50):
+        async with stream(served) as mine:
+            await mine.write(HELLO)
+            await mine.call.write(wire.ToWorker())
+            assert (await mine.status())[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert [record for record in caplog.records if "cygrpc" in record.name or record.exc_info] == []
 
 
 async def test_two_masters_get_only_their_own(served: Served, llama: Node) -> None:
@@ -295,6 +365,19 @@ async def test_a_silent_master_is_dropped_and_its_work_with_it(llama: Node) -> N
             code, details = await silent.status()
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "silent" in details
     await asyncio.to_thread(llama.quiesce)
+    await served.close()
+
+
+async def test_a_master_whose_loop_stands_still_keeps_its_session_and_a_stopped_one_does_not(llama: Node) -> None:
+    """C5: its process answers all the same."""
+    served = Served(llama, LIMIT_S, process_silence_s=PROCESS_SILENCE_S)
+    await served.start()
+    async with busy_master(served.port, 1.5 * PROCESS_SILENCE_S) as busy, busy_master(served.port, LIMIT_S) as stopped:
+        assert busy.stdout is not None and stopped.stdout is not None
+        assert await busy.stdout.readline() == await stopped.stdout.readline() == b"connected\n"
+        stopped.send_signal(signal.SIGSTOP)
+        assert await busy.stdout.readline() == b"served\n"
+        await until(lambda: served.sessions.num_sessions == 0)
     await served.close()
 
 
@@ -361,7 +444,7 @@ async def test_a_master_that_neither_reads_nor_writes_is_dropped(llama: Node) ->
 
 @asynccontextmanager
 async def faulty_session(llama: Node, *texts: str) -> AsyncIterator[tuple[Served, Session]]:
-    served = Served(llama, LIMIT_S, MessageFaults(FaultPoint(Fault.parse(text) for text in texts)))
+    served = Served(llama, LIMIT_S, faults=MessageFaults(FaultPoint(Fault.parse(text) for text in texts)))
     await served.start()
     async with session(served) as mine:
         yield served, mine

@@ -31,6 +31,8 @@ def _encode_instance(view: InstanceView) -> wire.Instance:
         model=view.model,
         incarnation=view.incarnation,
         is_connected=view.is_connected,
+        state=view.state,
+        trouble=view.trouble,
         load=encode_load(view.load),
         num_blocks=view.num_blocks,
         block_size=view.block_size,

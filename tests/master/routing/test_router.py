@@ -23,6 +23,7 @@ def worker(name: str, role: Role, **changes: object) -> WorkerView:
         name=name,
         role=role,
         model="tiny",
+        transfer_protocol=1,
         layout_fingerprint=b"layout",
         block_size=4,
         num_blocks=100,

@@ -12,6 +12,7 @@ def worker(block_size: int = 4, model: str = "tiny", cached: tuple[bytes, ...] =
         name="mix-0",
         role=Role.MIX,
         model=model,
+        transfer_protocol=1,
         layout_fingerprint=b"layout",
         block_size=block_size,
         num_blocks=10,

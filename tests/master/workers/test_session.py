@@ -1,14 +1,18 @@
 """A session against a worker that speaks the real protocol but says what the test wants."""
 
 import asyncio
+import dataclasses
 import itertools
 import socket
+import time
 from types import TracebackType
 
 import pytest
 
-from master.workers.session import Leg, WorkerSession
+from master.workers.leg import Leg
+from master.workers.session import Patience, SessionState, WorkerSession
 from protos.sampling_messages import FinishReason, SamplingParams
+from protos.session_identity import PROTOCOL
 from protos.session_messages import (
     CacheEvents,
     Cancel,
@@ -18,10 +22,13 @@ from protos.session_messages import (
     LegUpdate,
     LoadReport,
     Role,
+    SnapshotRequest,
     Stage,
+    Standing,
     Start,
 )
-from tests.scripted_worker import PATIENCE_S, ScriptedWorker, finished, soon
+from tests.reporting_worker import NAME, reporting_worker
+from tests.scripted_worker import MASTER, PATIENCE_S, ScriptedWorker, finished, soon
 
 STALLED = LoadReport(Role.MIX, is_stalled=True)
 
@@ -29,11 +36,15 @@ STALLED = LoadReport(Role.MIX, is_stalled=True)
 class Opened:
     """A session with a worker, running, as a context manager; `updates` of every leg begun with `begin`."""
 
-    def __init__(self, worker: ScriptedWorker, silence_s: float = PATIENCE_S) -> None:
+    def __init__(self, worker: ScriptedWorker, silence_s: float = PATIENCE_S, quiet_s: float = PATIENCE_S) -> None:
         self.changes = 0
         self.updates: list[LegUpdate] = []
         self.session = WorkerSession(
-            "master", worker.name, worker.address, silence_s=silence_s, on_change=self._on_change
+            MASTER,
+            worker.name,
+            worker.address,
+            patience=Patience(silence_s, quiet_s=quiet_s),
+            on_change=self._on_change,
         )
         self.task = asyncio.create_task(self.session.run())
 
@@ -152,6 +163,37 @@ async def test_a_silent_worker_is_lost() -> None:
         assert "silent" in failure.message
 
 
+async def test_a_worker_that_misses_reports_gets_nothing_new_and_keeps_what_it_has() -> None:
+    """R26"""
+    async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker, quiet_s=0.2) as opened:
+        await opened.until(is_usable=True)
+        opened.begin(1)
+        start = await worker.hear(Start)
+        await soon(lambda: opened.session.state is SessionState.QUIET)
+        assert not opened.session.is_usable
+        assert opened.updates == []
+        worker.emits(start, 0, 8)
+        await opened.until(is_usable=True)
+        assert opened.updates[-1].failure is None
+
+
+async def test_a_master_that_was_paused_blames_nobody() -> None:
+    """R26: what its workers said meanwhile is read first."""
+    async with reporting_worker() as address:
+        changes: list[SessionState] = []
+        session = WorkerSession(
+            MASTER, NAME, address, patience=Patience(silence_s=0.5), on_change=lambda: changes.append(session.state)
+        )
+        task = asyncio.create_task(session.run())
+        await soon(lambda: session.is_usable)
+        time.sleep(1.5)  # noqa: ASYNC251  the fault: nothing on this loop runs
+        for _ in range(5):
+            session.drain()  # also writing has a limit
+            await asyncio.sleep(0.1)
+        assert changes == [SessionState.OPEN]
+        await finished(task)
+
+
 async def test_a_stalled_worker_is_never_usable() -> None:
     """It is asked again and again; each time its first report must count before anything is sent to it."""
     async with ScriptedWorker("mix-0", Role.MIX, load=STALLED) as worker, Opened(worker) as opened:
@@ -180,10 +222,10 @@ async def test_another_worker_on_the_address_is_not_mistaken_for_this_one() -> N
 async def test_a_listed_worker_may_have_any_name() -> None:
     async with ScriptedWorker("mix-0", Role.MIX) as worker:
         session = WorkerSession(
-            "master",
+            MASTER,
             worker.address,
             worker.address,
-            silence_s=PATIENCE_S,
+            patience=Patience(PATIENCE_S, quiet_s=PATIENCE_S),
             on_change=lambda: None,
             is_name_known=False,
         )
@@ -208,6 +250,18 @@ async def test_a_draining_worker_takes_nothing_new_and_keeps_what_it_has(by_regi
         assert opened.updates[-1].failure is None
 
 
+async def test_a_worker_whose_steps_fail_takes_itself_out_and_comes_back() -> None:
+    """R1"""
+    async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker) as opened:
+        await opened.until(is_usable=True)
+        worker.say(LoadReport(Role.MIX, failing_reason="not a number"))
+        await opened.until(is_usable=False)
+        assert (opened.session.shown_state, opened.session.shown_trouble) == ("failing", "not a number")
+        worker.say(LoadReport(Role.MIX))
+        await opened.until(is_usable=True)
+        assert opened.changes == 3
+
+
 async def test_the_cache_index_follows_the_worker() -> None:
     async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker) as opened:
         await opened.until(is_usable=True)
@@ -218,6 +272,59 @@ async def test_the_cache_index_follows_the_worker() -> None:
         assert set(opened.session.view().cached_blocks) == {second, third}
         worker.say(CacheEvents(3, stored=(first,), is_snapshot=True))
         await soon(lambda: opened.session.num_cached_blocks == 1)
+
+
+async def test_missed_cache_events_are_asked_for_again() -> None:
+    async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker) as opened:
+        await opened.until(is_usable=True)
+        first, second = (bytes([n]) * 16 for n in range(2))
+        worker.say(CacheEvents(1, stored=(first,), is_snapshot=True), CacheEvents(3, stored=(second,)))
+        await worker.hear(SnapshotRequest)
+        worker.say(CacheEvents(4, stored=(second,), is_snapshot=True))
+        await soon(lambda: opened.session.view().cached_blocks == {second})
+
+
+@pytest.mark.parametrize("changes", [{"protocol": PROTOCOL + 1}, {"version": "77.0"}])
+async def test_a_worker_of_another_version_is_refused_and_told(
+    changes: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """R22: one line, however often it is tried."""
+    async with ScriptedWorker("mix-0", Role.MIX) as worker:
+        worker.welcome = dataclasses.replace(worker.welcome, **changes)  # type: ignore[arg-type]
+        async with Opened(worker) as opened:
+            await soon(lambda: worker.num_sessions >= 3)
+            assert opened.session.state is SessionState.REFUSED
+            assert opened.changes == 0
+            assert opened.session.trouble is not None
+        assert {standing.refusal for standing in worker.standings} == {opened.session.trouble}
+    lines = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [opened.session.trouble in line.getMessage() for line in lines] == [True]
+
+
+async def test_an_address_that_answers_nobody_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """R33"""
+    async with ScriptedWorker("mix-0", Role.MIX) as worker:
+        await worker.die()
+        async with Opened(worker) as opened:
+            await soon(lambda: opened.session.trouble is not None)
+            async with worker.successor():
+                await opened.until(is_usable=True)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len([line for line in lines if worker.address in line and "failed to connect" in line]) == 1
+
+
+async def test_a_retired_session_ends_with_its_last_leg() -> None:
+    async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker) as opened:
+        await opened.until(is_usable=True)
+        leg = opened.begin(1)
+        await worker.hear(Start)
+        opened.session.retire("superseded")
+        assert not opened.session.is_usable
+        await soon(lambda: worker.standings == [Standing(), Standing("superseded")])
+        assert not opened.task.done()
+        opened.session.end(leg)
+        await opened.task
+        assert await worker.hear(Cancel) == Cancel(1)
 
 
 async def test_what_was_sent_counts_before_the_worker_reports_it() -> None:

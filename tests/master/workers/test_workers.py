@@ -1,6 +1,7 @@
 """The registry says who exists, the sessions say who is there: a real registry and scripted workers."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from master.workers.session import Leg
-from protos.sampling_messages import SamplingParams
-from protos.session_messages import LegUpdate, Role, Stage, Start
+from master.workers.leg import Leg
+from protos.sampling_messages import FinishReason, SamplingParams
+from protos.session_messages import LegUpdate, Role, Stage, Standing, Start
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient
 from registry.etcd.config import EtcdConfig
@@ -19,6 +20,7 @@ from registry.watcher import PrefixWatcher
 from tests.scripted_worker import MODEL, Fleet, ScriptedWorker, finished, soon
 
 CLUSTER = "test"
+USED = Standing()
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ class Followed:
 
     async def until_usable(self, *names: str) -> None:
         await self.fleet.until(lambda: self.fleet.usable == set(names))
+
+    def address_of(self, name: str) -> str | None:
+        session = self.fleet.workers.session(name)
+        return None if session is None else session.address
+
+    def incarnation_of(self, name: str) -> int | None:
+        record = self.fleet.workers.record(name)
+        return None if record is None else record.incarnation
 
     @property
     def known(self) -> set[str]:
@@ -107,11 +117,53 @@ async def test_a_new_life_at_another_address_replaces_the_old_one(followed: Foll
         await followed.put(old)
         await followed.until_usable("mix-0")
         await followed.put(new, incarnation=8)
-        await soon(lambda: new.num_sessions == 1)
+        await soon(lambda: followed.address_of("mix-0") == new.address)
         await followed.until_usable("mix-0")
-        session = followed.fleet.workers.session("mix-0")
+        await soon(lambda: old.standings == [USED, Standing("superseded by incarnation 8")])
+        await soon(lambda: new.standings == [USED])
+
+
+async def test_what_runs_on_a_life_that_is_superseded_ends_there(followed: Followed) -> None:
+    async with ScriptedWorker("mix-0", Role.MIX) as old, ScriptedWorker("mix-0", Role.MIX) as new:
+        await followed.put(old)
+        await followed.until_usable("mix-0")
+        session, updates = followed.fleet.workers.session("mix-0"), list[LegUpdate]()
         assert session is not None
-        assert session.address == new.address
+        leg = session.begin(Start(1, "req-1", Stage.WHOLE, (1,), SamplingParams()), partial(_note, updates), 1)
+        start = await old.hear(Start)
+        await followed.put(new, incarnation=8)
+        await soon(lambda: followed.address_of("mix-0") == new.address)
+        assert followed.fleet.workers.legs_of("req-1") == [leg]
+        old.emits(start, 0, 5, finish=FinishReason.STOP)
+        await soon(lambda: [update.failure for update in updates] == [None])
+        await soon(lambda: session.name not in {leg.worker for leg in followed.fleet.workers.legs_of("req-1")})
+
+
+async def test_an_overwritten_key_does_not_hurt_a_healthy_session(followed: Followed) -> None:
+    """R29: somebody else's record is tried beside it, and goes as it came."""
+    async with ScriptedWorker("mix-0", Role.MIX) as worker, ScriptedWorker("mix-1", Role.MIX) as other:
+        await followed.put(worker)
+        await followed.until_usable("mix-0")
+        await followed.put(worker, incarnation=99, address=other.address)
+        await followed.put(other)
+        await followed.until_usable("mix-0", "mix-1")
+        await soon(lambda: Standing("mix-1 has its address") in other.standings)
+        assert followed.fleet.usable == {"mix-0", "mix-1"}
+        await followed.put(worker, incarnation=100)
+        await followed.remove(other)
+        await soon(lambda: followed.incarnation_of("mix-0") == 100)
+        assert (followed.address_of("mix-0"), worker.num_sessions) == (worker.address, 1)
+
+
+async def test_an_older_record_is_compared_again_when_the_newer_life_goes(followed: Followed) -> None:
+    """R38"""
+    async with ScriptedWorker("mix-0", Role.MIX) as new, ScriptedWorker("mix-0", Role.MIX) as old:
+        await followed.put(new, incarnation=8)
+        await followed.until_usable("mix-0")
+        await followed.put(old, incarnation=7)
+        await new.die()
+        await soon(lambda: followed.address_of("mix-0") == old.address)
+        await followed.until_usable("mix-0")
 
 
 async def test_an_older_life_never_replaces_a_newer_one(followed: Followed) -> None:
@@ -169,6 +221,51 @@ async def test_another_worker_on_a_dead_ones_port_is_not_taken_for_it(followed: 
             await followed.until_usable("decode-0")
             await soon(lambda: other.num_sessions >= 2)
             assert followed.fleet.usable == {"decode-0"}
+
+
+OTHER = dataclasses.replace(MODEL, weights_digest="77")
+
+
+async def test_a_worker_of_other_weights_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """R7: until it is of the many; what began on the others may go on there."""
+    async with (
+        ScriptedWorker("mix-0", Role.MIX) as mix,
+        ScriptedWorker("mix-1", Role.MIX, model=OTHER) as stranger,
+        ScriptedWorker("mix-2", Role.MIX, model=OTHER) as another,
+        Fleet() as fleet,
+    ):
+        await fleet.join(mix)
+        fleet.workers.add_static(stranger.address)
+        told = Standing(f"it serves {OTHER.identity}, and this cluster {MODEL.identity}")
+        await soon(lambda: stranger.standings == [told])
+        assert fleet.usable == {mix.address}
+        assert [view.name for view in fleet.workers.views(OTHER.identity)] == [stranger.address]
+        session = fleet.workers.session(stranger.address)
+        assert session is not None
+        assert (session.shown_state, session.refusal) == ("not used", told.refusal)
+        await fleet.join(another)
+        await soon(lambda: stranger.standings == [told, USED])
+        assert fleet.usable == {stranger.address, another.address}
+        assert [view.name for view in fleet.workers.views(MODEL.identity)] == [mix.address]
+        lines = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+        assert len(lines) == 2
+
+
+async def test_a_worker_that_is_away_for_a_moment_still_counts() -> None:
+    """R7: else a stranger would take over whenever a worker restarts."""
+    async with (
+        ScriptedWorker("mix-0", Role.MIX) as mix,
+        ScriptedWorker("mix-1", Role.MIX, model=OTHER) as stranger,
+        Fleet() as fleet,
+    ):
+        await fleet.join(mix)
+        fleet.workers.add_static(stranger.address)
+        await soon(lambda: stranger.standings != [])
+        await mix.die()
+        await fleet.until(lambda: fleet.usable == set())
+        async with mix.successor():
+            await fleet.until(lambda: fleet.usable == {mix.address})
+        assert len(stranger.standings) == 1
 
 
 async def test_workers_listed_by_flag_need_no_registry() -> None:

@@ -1,0 +1,137 @@
+"""What this master has running on one worker."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start
+
+OnUpdate = Callable[["Leg", LegUpdate], None]
+
+
+class Loss(Enum):
+    """How a session ended under its legs."""
+
+    CLOSED = "closed"  # the worker's process died, closed it, or says that its engine stands still
+    SILENT = "silent"  # the worker hangs, or was cut off
+    DRAINED = "drained"  # the worker was leaving
+
+
+class LegControl(Protocol):
+    """What can be said to the worker about a leg, by the session that it runs on. All return at once."""
+
+    @property
+    def name(self) -> str: ...
+
+    def end(self, leg: "Leg") -> None:
+        """Nobody wants the leg any more: cancel it unless it is over. Harmless twice."""
+        ...
+
+    def release(self, leg: "Leg") -> None:
+        """The worker has done its part and needs no word about it."""
+        ...
+
+    def cancel_sequence(self, leg: "Leg", sequence: int) -> None: ...
+
+    def decode_here(self, leg: "Leg") -> None: ...
+
+
+@dataclass(eq=False)
+class Leg:
+    """An attempt's part on one worker, from `begin` to its last update or `end`."""
+
+    session: LegControl
+    start: Start
+    on_update: OnUpdate
+    uncached_tokens: int  # of the prompt, as far as the prefix index knows
+    unfinished: set[int]  # sequences
+    has_started: bool = False
+    has_prefilled: bool = False  # or received the KV
+    loss: Loss | None = None  # the session broke; what the worker did last is not known
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the worker holds nothing for it any more, or is lost
+
+    @property
+    def number(self) -> int:
+        return self.start.leg
+
+    @property
+    def worker(self) -> str:
+        return self.session.name
+
+    @property
+    def is_lost(self) -> bool:
+        return self.loss is not None
+
+
+class SessionLegs:
+    """The legs of one session: those that are wanted, and those that the worker may still hold blocks for."""
+
+    def __init__(self) -> None:
+        self.newest = 0  # number of the latest leg ever
+        self._wanted: dict[int, Leg] = {}
+        self._leaving: dict[int, Leg] = {}
+
+    def __len__(self) -> int:
+        """How many are wanted."""
+        return len(self._wanted)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that are wanted and go on."""
+        return sum(len(leg.unfinished) for leg in self._wanted.values())
+
+    @property
+    def prefilling(self) -> list[Leg]:
+        return [leg for leg in self._wanted.values() if leg.start.stage is not Stage.DECODE and not leg.has_prefilled]
+
+    @property
+    def unstarted(self) -> list[Leg]:
+        """Those that no load report counts yet."""
+        return [leg for leg in self._wanted.values() if not leg.has_started]
+
+    def of(self, request_id: str) -> list[Leg]:
+        """Those for which the worker may hold something."""
+        return [leg for leg in (*self._wanted.values(), *self._leaving.values()) if leg.start.request_id == request_id]
+
+    def add(self, leg: Leg) -> None:
+        self._wanted[leg.number] = leg
+        self.newest = leg.number
+
+    def let_go(self, leg: Leg) -> bool:
+        """Nobody wants it any more; False when it was over already."""
+        if self._wanted.pop(leg.number, None) is None:
+            return False
+        if not leg.ended.is_set():
+            self._leaving[leg.number] = leg
+        return True
+
+    def take(self, update: LegUpdate) -> None:
+        """Passes on what the worker says of a leg; one that was let go is not told."""
+        if update.ended:
+            self._on_ended(update.leg)
+        leg = self._wanted.get(update.leg)
+        if leg is None:
+            return
+        leg.has_started |= update.started is not None
+        leg.has_prefilled |= update.prefilled is not None or update.transferred is not None
+        leg.unfinished.difference_update(d.sequence for d in update.deltas if d.finish_reason is not None)
+        if update.failure is not None or not leg.unfinished:
+            self.let_go(leg)
+        leg.on_update(leg, update)
+
+    def lose(self, message: str, loss: Loss) -> None:
+        """The session broke: those that are wanted fail, and nothing is known of the others."""
+        wanted, self._wanted = self._wanted, {}
+        leaving, self._leaving = self._leaving, {}
+        for leg in (*wanted.values(), *leaving.values()):
+            leg.ended.set()
+        for leg in wanted.values():
+            leg.loss = loss
+            leg.on_update(leg, LegUpdate(leg.number, failure=Failure(ErrorCode.UNAVAILABLE, message)))
+
+    def _on_ended(self, number: int) -> None:
+        leg = self._leaving.pop(number, None) or self._wanted.get(number)
+        if leg is not None:
+            leg.ended.set()
