@@ -21,7 +21,12 @@ from tests.cluster import Cluster, eventually
 
 BLOCK = 16
 TOKENS_PER_STEP = 48  # so that prompts of more take several chunks
-WORKER_FLAGS = (f"--block_size={BLOCK}", f"--max_tokens_per_step={TOKENS_PER_STEP}", "--num_blocks=400")
+WORKER_FLAGS = (
+    f"--block_size={BLOCK}",
+    f"--max_tokens_per_step={TOKENS_PER_STEP}",
+    "--max_num_seqs=32",
+    "--num_blocks=400",
+)
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, TOKENS_PER_STEP, TOKENS_PER_STEP + 1, 5 * TOKENS_PER_STEP + 3)
 NUM_TOKENS = 10
 END = 2  # the tiny models' end of sequence

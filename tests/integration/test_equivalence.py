@@ -44,7 +44,12 @@ GRAMMARS: tuple[GenerateOptions, ...] = (
 @pytest.fixture(scope="module")
 def clusters(tiny_llama: Path) -> Iterator[tuple[Cluster, Cluster]]:
     """(one MIX worker, one PREFILL and one DECODE worker)."""
-    flags = (f"--block_size={BLOCK_SIZE}", f"--max_tokens_per_step={CHUNK_TOKENS}", "--num_blocks=600")
+    flags = (
+        f"--block_size={BLOCK_SIZE}",
+        f"--max_tokens_per_step={CHUNK_TOKENS}",
+        "--max_num_seqs=32",
+        "--num_blocks=600",
+    )
     with (
         Cluster(tiny_llama, ["MIX"], worker_flags=flags) as whole,
         Cluster(tiny_llama, ["PREFILL", "DECODE"], worker_flags=flags) as split,
