@@ -51,6 +51,16 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
         group="Model",
     )
 
+    max_stored_responses: int = flag(
+        0,
+        "Answers of /v1/responses kept in this master's memory for previous_response_id; 0: none. "
+        "With several masters a balancer must send a conversation to the same one",
+        group="Model",
+        check=checks.at_least(0),
+    )
+    keep_responses_s: float = flag(
+        3600.0, "How long they are kept", group="Model", unit="s", check=checks.more_than(0.0)
+    )
     enable_tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info, chat template included", group="Model")
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")

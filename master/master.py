@@ -99,6 +99,8 @@ class Master:
             slow_reader_timeout_s=config.slow_reader_timeout_s,
             cors_origins=config.cors_origins,
             parsers=self._parsers,
+            max_stored_responses=config.max_stored_responses,
+            keep_responses_s=config.keep_responses_s,
             shows_tokenizer=config.enable_tokenizer_info,
         )
         app = create_app(self._service, http_config, metrics, keys=self._keys)

@@ -117,14 +117,16 @@ def _max_tokens(num_prompt: int, asked: int | None, model: ModelCard, limits: Li
     room, what = min(model.max_context, limits.max_context), "the model's context is"
     if limits.max_worker_tokens is not None and limits.max_worker_tokens < room:
         room, what = limits.max_worker_tokens, "the largest worker here holds"
+    # The first sentence is OpenAI's own: clients look for it to go on with another model.
+    told = f"This model's maximum context length is {model.max_context} tokens"
     limit = f"{what} {room} tokens, prompt and completion together"
     if num_prompt >= room:
-        raise invalid("prompt", f"prompt has {num_prompt} tokens; {limit}", code=CONTEXT_EXCEEDED)
+        raise invalid("prompt", f"{told}. prompt has {num_prompt} tokens; {limit}", code=CONTEXT_EXCEEDED)
     if asked is None:
         return room - num_prompt
     if num_prompt + asked > room:
-        told = f"max_tokens is {shown(asked)} and prompt has {num_prompt} tokens; {limit}"
-        raise invalid("max_tokens", told, code=CONTEXT_EXCEEDED)
+        both = f"max_tokens is {shown(asked)} and prompt has {num_prompt} tokens"
+        raise invalid("max_tokens", f"{told}. {both}; {limit}", code=CONTEXT_EXCEEDED)
     return asked
 
 

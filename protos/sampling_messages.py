@@ -81,7 +81,7 @@ class SamplingOptions(TypedDict, total=False):
         Option(
             "of each token and of so many likeliest ones: the model's own, before penalties and temperature",
             LOGPROBS,
-            {Api.CHAT: "top_logprobs"} | ONLY_COMPLETIONS,
+            {Api.CHAT: "top_logprobs", Api.RESPONSES: "top_logprobs", Api.MESSAGES: None},
         ),
     ]
     prompt_logprobs: Annotated[

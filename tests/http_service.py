@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import openai
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -202,3 +203,9 @@ async def serving(
         yield HttpEdge(service, server, Client("127.0.0.1", server.port), registry)
     finally:
         await server.stop(deadline_s=5)
+
+
+def official_client(edge: HttpEdge) -> openai.AsyncOpenAI:
+    """OpenAI's own client of `edge`; a proxy of the environment is none of its business."""
+    http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
+    return openai.AsyncOpenAI(base_url=f"{edge.server.url}/v1", api_key="any", max_retries=0, http_client=http_client)

@@ -19,11 +19,13 @@ from master.edge.http.cors import EXTRA_HEADERS, Cors
 from master.edge.http.errors import INTERNAL_ERROR, error_headers, http_status
 from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics
 from master.edge.post_routes import post_routes
-from master.edge.responses import stored
+from master.edge.responses.store import ResponseStore
+from master.edge.routes import stored_responses
 from master.edge.routes.admin import OperationRoutes
 from master.edge.routes.health import HealthRoutes
 from master.edge.routes.models import ModelRoutes
 from master.edge.routes.server import ServerRoutes
+from master.edge.routes.stored_responses import StoredResponseRoutes
 from master.errors import ErrorKind, ServingError
 from master.service import Service
 from serving.keys import Keys
@@ -42,8 +44,9 @@ def create_app(
     With `keys` all but health and metrics is only for those who present one.
     """
     metrics = HttpMetrics(registry)
-    posts = post_routes(service, config, metrics)
-    routes = [*_gets(service, config, registry), *_actions(service)]
+    store = ResponseStore(config.max_stored_responses, config.keep_responses_s)
+    posts = post_routes(service, config, metrics, store)
+    routes = [*_gets(service, config, registry), *_actions(service, store)]
     routes += [Route(path, post, methods=["POST"]) for path, post in posts.items()]
     others = Starlette(
         routes=routes,
@@ -66,7 +69,6 @@ def _gets(service: Service, config: HttpConfig, registry: CollectorRegistry) -> 
     return [
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.get),
-        Route(stored.PATH, stored.find_stored, methods=stored.METHODS),
         Route("/health", health.ready),
         Route("/readyz", health.ready),
         Route("/livez", health.live),
@@ -81,9 +83,10 @@ def _gets(service: Service, config: HttpConfig, registry: CollectorRegistry) -> 
     ]
 
 
-def _actions(service: Service) -> list[Route]:
+def _actions(service: Service, store: ResponseStore) -> list[Route]:
     operations = OperationRoutes(service)
     return [
+        Route(stored_responses.PATH, StoredResponseRoutes(store).handle, methods=stored_responses.METHODS),
         Route("/v1/requests/{id}/cancel", operations.cancel, methods=["POST"]),
         Route("/admin/instances/{name}/drain", operations.drain, methods=["POST"]),
     ]

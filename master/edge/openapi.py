@@ -25,6 +25,7 @@ from master.edge.messages.body import CountTokensBody, MessagesBody
 from master.edge.responses import reader as responses
 from master.edge.responses.body import ResponsesBody
 from master.edge.routes import admin as operations
+from master.edge.routes import stored_responses
 from master.edge.routes.not_offered import NOT_OFFERED, NotOfferedBody
 from master.edge.routes.server import ServerInfo, ServerLoad, ServerVersion, TokenizerInfo
 from master.edge.routes.tokenize import DetokenizeBody, TokenizeBody
@@ -76,7 +77,13 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("get", "/v1/models", "The served models", answer=answers.ModelList),
     Operation("get", "/v1/models/{model}", "One model", answer=answers.Model),
-    Operation("get", "/v1/responses/{response_id}", "Responses are not stored"),
+    Operation(
+        "get", "/v1/responses/{response_id}", "A response that was stored, where a flag allows it",
+        answer=answers.ResponsesAnswer,
+    ),
+    Operation(
+        "delete", "/v1/responses/{response_id}", "Forget a stored response", answer=stored_responses.DeletedResponse
+    ),
     Operation(
         "post", "/v1/requests/{id}/cancel", "End a request by the id of its answer",
         answer=operations.CancelledRequest,

@@ -15,17 +15,18 @@ from master.edge.http.metrics import HttpMetrics
 from master.edge.messages import count_tokens
 from master.edge.messages import reader as messages
 from master.edge.responses import reader as responses
+from master.edge.responses.store import ResponseStore
 from master.edge.routes.not_offered import not_offered
 from master.edge.routes.tokenize import Detokenize, Tokenize
 from master.service import Service
 
 
-def post_routes(service: Service, config: HttpConfig, metrics: HttpMetrics) -> dict[str, ASGIApp]:
+def post_routes(service: Service, config: HttpConfig, metrics: HttpMetrics, store: ResponseStore) -> dict[str, ASGIApp]:
     parsers = config.parsers
     readers: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
         chat.PATH: chat.ChatReader(service, parsers),
         completions.PATH: completions.CompletionReader(service),
-        responses.PATH: responses.ResponsesReader(service, parsers),
+        responses.PATH: responses.ResponsesReader(service, parsers, store),
         messages.PATH: messages.MessagesReader(service, parsers),
     }
     answers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {

@@ -24,6 +24,7 @@ from master.edge.http.config import HttpConfig
 from master.edge.http.metrics import HttpMetrics
 from master.edge.openapi import document
 from master.edge.post_routes import post_routes
+from master.edge.responses.store import ResponseStore
 from tests.http_service import HttpService, serving
 
 TIMEOUT_S = 30.0
@@ -109,5 +110,5 @@ def test_every_post_is_described() -> None:
     service = HttpService()
     paths = document()["paths"]
     assert isinstance(paths, dict)
-    for path in post_routes(service, HttpConfig(), HttpMetrics(CollectorRegistry())):
+    for path in post_routes(service, HttpConfig(), HttpMetrics(CollectorRegistry()), ResponseStore(0, 1.0)):
         assert "post" in paths[path], path

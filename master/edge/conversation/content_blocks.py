@@ -14,12 +14,13 @@ class BlockKind(Enum):
 
 
 class Block:
-    """`call` is set for a call, whose text is its arguments as JSON."""
+    """`call` is set for a call, whose text is its arguments as JSON. `logprobs` are those of a text's tokens."""
 
     def __init__(self, index: int, kind: BlockKind, call: ToolCallStart | None = None) -> None:
         self.index = index
         self.kind = kind
         self.call = call
+        self.logprobs: list[object] = []
         self._texts: list[str] = []
 
     @property
@@ -39,6 +40,7 @@ class Opened:
 class Grown:
     block: Block
     text: str
+    logprobs: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,12 @@ class ContentBlocks:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self._is_open = False
+        self._logprobs: list[object] = []  # of tokens whose text is yet to come
 
-    def add(self, events: Sequence[Event]) -> list[Change]:
+    def add(self, events: Sequence[Event], logprobs: Sequence[object] = ()) -> list[Change]:
+        """`logprobs` are of the tokens that made these events, as they are to be shown."""
         changes: list[Change] = []
+        self._logprobs += logprobs
         for event in events:
             match event:
                 case ContentDelta(text):
@@ -84,7 +89,10 @@ class ContentBlocks:
             self._open(kind, changes)
         block = self.blocks[-1]
         block.add(text)
-        changes.append(Grown(block, text))
+        logprobs, self._logprobs = self._logprobs, []
+        if kind is BlockKind.TEXT:
+            block.logprobs += logprobs
+        changes.append(Grown(block, text, tuple(logprobs) if kind is BlockKind.TEXT else ()))
 
     def _open(self, kind: BlockKind, changes: list[Change], call: ToolCallStart | None = None) -> None:
         self._close(changes)

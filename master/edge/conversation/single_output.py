@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from master.edge.conversation.chat_request import ChatRequest
 from master.edge.conversation.content_blocks import Block, Change, ContentBlocks
+from master.edge.openai.logprobs import ChatLogprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Usage
@@ -13,8 +14,10 @@ from protos.sampling_messages import FinishReason
 class SingleOutput:
     """`finish_reason` and `matched_stop` are set by the output that ends it."""
 
-    def __init__(self, chat: ChatRequest) -> None:
+    def __init__(self, chat: ChatRequest, logprobs: ChatLogprobs | None = None) -> None:
+        """`logprobs` shows those of tokens, where they were asked for."""
         (self._reader,) = chat.readers
+        self._logprobs = logprobs
         self._usage = AnswerUsage((chat.request,))
         self._blocks = ContentBlocks()
         self._finish_reason: FinishReason | None = None
@@ -47,7 +50,8 @@ class SingleOutput:
         changes: list[Change] = []
         for delta in output.choices:
             read = self._reader.read(delta)
-            changes += self._blocks.add(read.events)
+            shown = self._logprobs.content(delta.token_ids, delta.logprobs) if self._logprobs is not None else ()
+            changes += self._blocks.add(read.events, shown)
             if read.finish_reason is not None:
                 self._finish_reason = read.finish_reason
                 self.matched_stop = delta.matched_stop

@@ -13,5 +13,7 @@ class HttpConfig:
     body_timeout_s: float = 60.0  # until a request's body is whole
     slow_reader_timeout_s: float = 60.0  # until a client that takes nothing of its answer is cut
     parsers: ParserChoice = field(default_factory=ParserChoice)  # of what the served model writes
+    max_stored_responses: int = 0  # of /v1/responses
+    keep_responses_s: float = 3600.0
     shows_tokenizer: bool = False  # whether /tokenizer_info answers
     cors_origins: tuple[str, ...] = ()  # of web pages that may read answers

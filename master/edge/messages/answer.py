@@ -19,6 +19,7 @@ from master.output import GenerationOutput
 from master.request import GenerationRequest
 from protos.sampling_messages import FinishReason
 
+PING = sse.named_event("ping", b'{"type":"ping"}')  # as Anthropic sends it when a message has begun
 # The delta of a kind of block, and the field that its text is in.
 DELTAS = {
     BlockKind.TEXT: ("text_delta", "text"),
@@ -65,7 +66,7 @@ class MessageStream:
         events = [_event(change) for change in changes]
         if not self._has_begun:
             self._has_begun = True
-            events.insert(0, self._start())
+            events.insert(0, self._start() + PING)
         return b"".join(events)
 
     def end(self) -> bytes:

@@ -12,9 +12,11 @@ from master.edge.conversation.single_output import SingleOutput
 from master.edge.http import sse
 from master.edge.http.errors import bounded
 from master.edge.http.json_object import encode
+from master.edge.openai.logprobs import ChatLogprobs
 from master.edge.responses.body import ResponsesBody
 from master.edge.responses.output_items import ItemStatus, content_part, item_id, output_item
 from master.edge.responses.response_object import ResponseObject, end_status
+from master.edge.responses.store import Keep
 from master.errors import ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
@@ -28,11 +30,15 @@ TEXT_EVENTS = {
 
 
 class ResponsesWhole:
-    def __init__(self, body: ResponsesBody, chat: ChatRequest, created: int) -> None:
-        self._response = ResponseObject(body, chat.request, created)
+    def __init__(
+        self, body: ResponsesBody, chat: ChatRequest, created: int, logprobs: ChatLogprobs, keep: Keep | None
+    ) -> None:
+        """`keep` stores the response, once it is whole."""
+        self._keep = keep
+        self._response = ResponseObject(body, chat.request, created, is_stored=keep is not None)
         self.id = self._response.id
         self.requests: Sequence[GenerationRequest] = (chat.request,)
-        self._output = SingleOutput(chat)
+        self._output = SingleOutput(chat, logprobs if chat.request.sampling.logprobs is not None else None)
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         self._output.add(output)
@@ -41,18 +47,23 @@ class ResponsesWhole:
     def end(self) -> bytes:
         output = self._output
         output.require_complete()
-        return encode(
-            self._response.ended(output.blocks, output.finish_reason, output.usage, output.num_reasoning_tokens)
-        )
+        response = self._response.ended(output.blocks, output.finish_reason, output.usage, output.num_reasoning_tokens)
+        if self._keep is not None:
+            self._keep(response)
+        return encode(response)
 
 
 class ResponsesStream:
-    def __init__(self, body: ResponsesBody, chat: ChatRequest, created: int) -> None:
-        self._response = ResponseObject(body, chat.request, created)
+    def __init__(
+        self, body: ResponsesBody, chat: ChatRequest, created: int, logprobs: ChatLogprobs, keep: Keep | None
+    ) -> None:
+        """`keep` stores the response, once it is whole."""
+        self._keep = keep
+        self._response = ResponseObject(body, chat.request, created, is_stored=keep is not None)
         self.id = self._response.id
         self.requests: Sequence[GenerationRequest] = (chat.request,)
         self._request_id = chat.request.id
-        self._output = SingleOutput(chat)
+        self._output = SingleOutput(chat, logprobs if chat.request.sampling.logprobs is not None else None)
         self._num_events = 0
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
@@ -69,6 +80,8 @@ class ResponsesStream:
         output = self._output
         output.require_complete()
         response = self._response.ended(output.blocks, output.finish_reason, output.usage, output.num_reasoning_tokens)
+        if self._keep is not None:
+            self._keep(response)
         return self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ServingError) -> bytes:
@@ -85,8 +98,9 @@ class ResponsesStream:
         match change:
             case Opened():
                 return self._opened(block, where)
-            case Grown(_, text):
-                return [self._event(f"{TEXT_EVENTS[block.kind][0]}.delta", **where, delta=text, **_logprobs(block))]
+            case Grown(_, text, logprobs):
+                name = f"{TEXT_EVENTS[block.kind][0]}.delta"
+                return [self._event(name, **where, delta=text, **_logprobs(block, logprobs))]
             case Closed():
                 return self._closed(block, where)
 
@@ -94,15 +108,15 @@ class ResponsesStream:
         item = output_item(block, self._request_id, ItemStatus.IN_PROGRESS)
         events = [self._event("response.output_item.added", output_index=block.index, item=item)]
         if block.kind is not BlockKind.CALL:
-            events.append(self._event("response.content_part.added", **where, part=content_part(block.kind, "")))
+            events.append(self._event("response.content_part.added", **where, part=content_part(block)))
         return events
 
     def _closed(self, block: Block, where: dict[str, object]) -> list[bytes]:
         name, field = TEXT_EVENTS[block.kind]
         text = block.text
-        events = [self._event(f"{name}.done", **where, **{field: text}, **_logprobs(block))]
+        events = [self._event(f"{name}.done", **where, **{field: text}, **_logprobs(block, block.logprobs))]
         if block.kind is not BlockKind.CALL:
-            events.append(self._event("response.content_part.done", **where, part=content_part(block.kind, text)))
+            events.append(self._event("response.content_part.done", **where, part=content_part(block)))
         item = output_item(block, self._request_id, self._end_status(block))
         events.append(self._event("response.output_item.done", output_index=block.index, item=item))
         return events
@@ -119,6 +133,6 @@ class ResponsesStream:
         return sse.named_event(name, encode({"type": name, "sequence_number": number, **fields}))
 
 
-def _logprobs(block: Block) -> dict[str, object]:
-    """None are given, but clients look for the list."""
-    return {"logprobs": []} if block.kind is BlockKind.TEXT else {}
+def _logprobs(block: Block, logprobs: Sequence[object]) -> dict[str, object]:
+    """Clients look for the list, even if it is empty."""
+    return {"logprobs": logprobs} if block.kind is BlockKind.TEXT else {}

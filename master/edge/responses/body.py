@@ -16,7 +16,9 @@ from master.edge.responses.input_items import InputItem, Message, input_messages
 from master.errors import ServingError, invalid
 from master.request import RequestOptions
 from protos.option import Api
+from protos.sampling_messages import SamplingOptions
 
+LOGPROBS = "message.output_text.logprobs"  # among what `include` may name
 TOOL_PATH = re.compile(r"^(tools\[\d+\]|tool_choice)\.function\b")
 
 
@@ -51,7 +53,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    store: bool | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, object] | None = None
     background: bool | None = None
@@ -60,17 +62,29 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
 
     def check_supported(self) -> None:
         """Raises ServingError for what can't be served, rather than answer something else."""
-        if self.previous_response_id is not None:
-            raise _stateless("previous_response_id")
         if self.conversation is not None:
             raise _stateless("conversation")
         if self.background:
             raise invalid("background", "background is true; nothing is stored here, so that it could not be fetched")
         if self.prompt is not None:
             raise invalid("prompt", "prompt is set; no prompt templates are stored here, use instructions and input")
-        if self.top_logprobs or "message.output_text.logprobs" in (self.include or ()):
-            field = "top_logprobs" if self.top_logprobs else "include"
-            raise invalid(field, f"{field} asks for log-probabilities; only chat and text completions give them")
+
+    def sampling_options(self) -> SamplingOptions:
+        """Log-probabilities may also be asked for as something to include."""
+        asked = super().sampling_options()
+        if LOGPROBS in (self.include or ()):
+            asked.setdefault("logprobs", 0)
+        return asked
+
+    def items(self) -> list[InputItem]:
+        """The input as items. Raises ServingError when there is none."""
+        match self.input:
+            case None | "" | []:
+                raise invalid("input", "input is missing or empty")
+            case str(text):
+                return [InputItem(role="user", content=text)]
+            case items:
+                return items
 
     def request_options(self) -> RequestOptions:
         """Raises ServingError for a bad format."""
@@ -102,13 +116,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         messages: list[Message] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
-        match self.input:
-            case None | []:
-                raise invalid("input", "input is missing or empty")
-            case str():
-                messages.append({"role": "user", "content": self.input})
-            case items:
-                messages += input_messages(items)
+        messages += input_messages(self.items())
         return messages
 
     def template_kwargs(self) -> dict[str, object]:

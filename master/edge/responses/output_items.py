@@ -23,10 +23,10 @@ def output_item(block: Block, request_id: str, status: ItemStatus) -> dict[str, 
     item: dict[str, object] = {"id": item_id(block, request_id), "status": status.value}
     match block.kind:
         case BlockKind.TEXT:
-            content = [content_part(block.kind, block.text)] if is_begun else []
+            content = [content_part(block)] if is_begun else []
             return item | {"type": "message", "role": "assistant", "content": content}
         case BlockKind.REASONING:
-            content = [content_part(block.kind, block.text)] if is_begun else []
+            content = [content_part(block)] if is_begun else []
             return item | {"type": "reasoning", "summary": [], "content": content}
         case BlockKind.CALL:
             assert block.call is not None
@@ -38,7 +38,8 @@ def output_item(block: Block, request_id: str, status: ItemStatus) -> dict[str, 
             }
 
 
-def content_part(kind: BlockKind, text: str) -> dict[str, object]:
-    if kind is BlockKind.REASONING:
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def content_part(block: Block) -> dict[str, object]:
+    """A block of text or reasoning, as far as it has come."""
+    if block.kind is BlockKind.REASONING:
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}

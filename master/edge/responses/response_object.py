@@ -17,7 +17,7 @@ ERROR_CODES = {ErrorKind.INVALID_REQUEST: "invalid_prompt", ErrorKind.OVERLOADED
 class ResponseObject:
     """What is the same in all states of one response is made once."""
 
-    def __init__(self, body: ResponsesBody, request: GenerationRequest, created: int) -> None:
+    def __init__(self, body: ResponsesBody, request: GenerationRequest, created: int, *, is_stored: bool) -> None:
         self.id = f"resp_{request.id}"
         self._request_id = request.id
         self._same: dict[str, object] = {
@@ -31,14 +31,14 @@ class ResponseObject:
             "max_tool_calls": None,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
-            "store": False,
+            "store": is_stored,
             "temperature": request.sampling.temperature,
             "text": echoed_format(body.text),
             "tool_choice": body.tool_choice or "auto",
             "tools": echoed_tools(body.tools),
-            "top_logprobs": 0,
+            "top_logprobs": request.sampling.logprobs or 0,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "user": body.user,

@@ -4,7 +4,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.http_service import HttpEdge, HttpService, serving
+from tests.http_service import HttpEdge, HttpService, official_client, serving
 
 
 @pytest.fixture
@@ -16,11 +16,7 @@ async def edge() -> AsyncIterator[HttpEdge]:
 
 @pytest.fixture
 async def official(edge: HttpEdge) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client of `edge`; a proxy of the environment is none of its business."""
-    http_client = openai.DefaultAsyncHttpxClient(trust_env=False)
-    async with openai.AsyncOpenAI(
-        base_url=f"{edge.server.url}/v1", api_key="any", max_retries=0, http_client=http_client
-    ) as client:
+    async with official_client(edge) as client:
         yield client
 
 

@@ -72,9 +72,10 @@ async def test_a_message_has_anthropics_form(claude: anthropic.AsyncAnthropic) -
 
 async def test_a_stream_has_anthropics_events_in_their_order(edge: HttpEdge) -> None:
     response = await edge.client.post(PATH, model=MODEL, max_tokens=100, messages=HI, stream=True)
-    start, begin, *deltas, stop, last, end = events_of(response)
-    assert [event["type"] for event in (start, begin, stop, last, end)] == [
+    start, ping, begin, *deltas, stop, last, end = events_of(response)
+    assert [event["type"] for event in (start, ping, begin, stop, last, end)] == [
         "message_start",
+        "ping",
         "content_block_start",
         "content_block_stop",
         "message_delta",

@@ -90,11 +90,11 @@ async def test_a_response_has_openais_form(official: openai.AsyncOpenAI) -> None
 async def test_what_is_not_stored_is_said_not_to_be(edge: HttpEdge, official: openai.AsyncOpenAI) -> None:
     answer = (await edge.client.post(PATH, input="hi", store=True)).json()
     assert answer["store"] is False
-    with pytest.raises(openai.NotFoundError, match="not stored"):
+    with pytest.raises(openai.NotFoundError, match="not stored here"):
         await official.responses.retrieve(str(answer["id"]))
-    with pytest.raises(openai.NotFoundError, match="not stored"):
+    with pytest.raises(openai.NotFoundError, match="not stored here"):
         await official.responses.delete("resp_1")
-    with pytest.raises(openai.NotFoundError, match="not stored"):
+    with pytest.raises(openai.NotFoundError, match="not stored here"):
         await official.responses.cancel("resp_1")
 
 
@@ -268,8 +268,6 @@ async def test_what_cannot_be_served_is_refused_naming_the_field(edge: HttpEdge)
         ("conversation", {"conversation": "c"}),
         ("background", {"background": True}),
         ("prompt", {"prompt": {"id": "p"}}),
-        ("top_logprobs", {"top_logprobs": 2}),
-        ("include", {"include": ["message.output_text.logprobs"]}),
         ("input", {"input": []}),
         ("input", {"input": None}),
         ("input[0].role", {"input": [{"content": "hi"}]}),
@@ -354,3 +352,32 @@ async def test_a_client_that_leaves_ends_its_generation(edge: HttpEdge, stream: 
     connection.leave()
     await asyncio.wait_for(edge.service.all_closed.wait(), TIMEOUT_S)
     assert edge.service.num_open == 0
+
+
+async def test_logprobs_are_those_of_the_texts_tokens(edge: HttpEdge, official: openai.AsyncOpenAI) -> None:
+    """A10"""
+    chat = await official.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=1
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [token.model_dump() for token in chat.choices[0].logprobs.content or ()]
+    asked: list[dict[str, object]] = [
+        {"top_logprobs": 1},
+        {"top_logprobs": 1, "include": ["message.output_text.logprobs"]},
+    ]
+    for fields in asked:
+        answer = await official.responses.create(model=MODEL, input="hi", extra_body=fields)
+        (message,) = answer.output
+        assert isinstance(message, ResponseOutputMessage)
+        (part,) = message.content
+        assert part.type == "output_text" and part.logprobs is not None and answer.top_logprobs == 1
+        assert [token.model_dump() for token in part.logprobs] == expected
+        deltas = [event for event in await events_of(official, **fields) if event.type == "response.output_text.delta"]
+        assert [token.logprob for delta in deltas for token in delta.logprobs] == [t["logprob"] for t in expected]
+
+
+async def test_none_are_asked_for_unless_somebody_wants_them(edge: HttpEdge) -> None:
+    """A10"""
+    await edge.client.post(PATH, input="hi")
+    await edge.client.post(PATH, input="hi", include=["message.output_text.logprobs"])
+    assert [request.sampling.logprobs for request in edge.service.requests] == [None, 0]

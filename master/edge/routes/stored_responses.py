@@ -1,0 +1,36 @@
+"""/v1/responses/{id}: what a client asked to keep."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from master.edge.responses.store import ResponseStore, not_stored
+
+PATH = "/v1/responses/{response_id:path}"
+METHODS = ["GET", "POST", "DELETE"]
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class StoredResponseRoutes:
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def handle(self, request: Request) -> Response:
+        """Raises ServingError NOT_FOUND; always for a POST: an answer that is stored can't be cancelled any more."""
+        asked = request.path_params["response_id"]
+        match request.method:
+            case "GET" | "HEAD":
+                return _json(self._store.find(asked).answer)
+            case "DELETE":
+                self._store.forget(asked)
+                return _json(msgspec.json.encode(DeletedResponse(asked)))
+        raise not_stored(asked)
+
+
+def _json(answer: bytes) -> Response:
+    return Response(answer, media_type="application/json")
