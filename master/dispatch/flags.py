@@ -29,6 +29,13 @@ class DispatchFlags:
         check=checks.at_least(0.0),
     )
     role_fallback: bool = flag(True, "Any worker serves rather than nobody when a role is missing", group="Scheduling")
+    role_grace_s: float = flag(
+        30.0,
+        "How long a cluster that starts waits for all roles before that",
+        group="Scheduling",
+        unit="s",
+        check=checks.at_least(0.0),
+    )
     retry_share: float = flag(
         0.1,
         "Share of requests that may be tried again after an engine failed them; lost workers cost nothing",

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from master.dispatch.flags import DispatchFlags
@@ -19,6 +19,7 @@ from master.dispatch.metrics import DispatchMetrics
 from master.errors import ErrorKind, ServingError, invalid
 from master.routing.fleet_health import FleetHealth
 from master.routing.policies import Policy
+from master.routing.role_fallback import RoleFallback, Roles
 from master.routing.route_choice import Fleet, Hindrance, NoRoute, choose_route, is_fallback
 from master.routing.router import Route, missing_route
 from master.routing.suspects import Suspects
@@ -60,7 +61,7 @@ class Routes:
         self._metrics = metrics
         self._next_change = asyncio.Event()
         self._waiting: deque[float] = deque()  # new requests: when each will give up
-        self._is_fallback = False
+        self._roles = RoleFallback(flags.role_grace_s)
 
     @property
     def num_waiting(self) -> int:
@@ -92,21 +93,39 @@ class Routes:
 
     def missing(self) -> str | None:
         """Why no request could begin now; None when one could."""
+        now_s = time.monotonic()
         connected = self._workers.views()
-        askable = self._health.askable(connected, time.monotonic())
-        reason = missing_route(askable, any_role=self._flags.role_fallback)
+        self._observe_roles(connected, now_s)
+        askable = self._health.askable(connected, now_s)
+        reason = missing_route(askable, any_role=self._may_fall_back)
         paused = [worker.name for worker in connected if worker not in askable]
         return f"{reason}; {', '.join(paused)} failed too often" if reason is not None and paused else reason
 
+    @property
+    def _may_fall_back(self) -> bool:
+        """A role may also be missing because all of its workers are given a pause."""
+        return self._flags.role_fallback and self._roles.roles is not Roles.STARTING
+
     def _choose(self, ask: RouteAsk) -> Route | NoRoute:
-        any_role = self._flags.role_fallback or ask.is_resumed
-        choice = choose_route(self._fleet(ask), ask.prompt, ask.avoided, any_role=any_role, policy=self._policy)
-        if isinstance(choice, Route) and not ask.is_resumed:
-            self._note_fallback(choice)
+        now_s = time.monotonic()
+        fleet = self._fleet(ask, now_s)
+        self._observe_roles(fleet.connected, now_s)
+        any_role = self._may_fall_back or ask.is_resumed
+        choice = choose_route(fleet, ask.prompt, ask.avoided, any_role=any_role, policy=self._policy)
+        if isinstance(choice, Route) and not ask.is_resumed and is_fallback(choice):
+            self._metrics.role_fallbacks.inc()
         return choice
 
-    def _fleet(self, ask: RouteAsk) -> Fleet:
-        now_s = time.monotonic()
+    def _observe_roles(self, connected: Sequence[WorkerView], now_s: float) -> None:
+        reason = missing_route(connected)
+        if not self._roles.observe(now_s, has_workers=bool(connected), is_whole=reason is None):
+            return
+        if reason is None:
+            logger.info("every role is there again")
+        elif self._flags.role_fallback:
+            logger.warning("%s: workers of other roles make up for it", reason)
+
+    def _fleet(self, ask: RouteAsk, now_s: float) -> Fleet:
         connected = self._workers.views()
         self._health.keep_only({session.name for session in self._workers.sessions})
         refused = {name for name, until_s in ask.refused.items() if now_s < until_s}
@@ -128,6 +147,7 @@ class Routes:
         times = [
             self._health.next_change_s(now_s),
             self._suspects.isolated_until_s(ask.request_id),
+            self._roles.next_change_s(),
             min(ask.refused.values(), default=None),
         ]
         next_s = min((at_s for at_s in times if at_s is not None and at_s > now_s), default=math.inf)
@@ -162,18 +182,6 @@ class Routes:
         next_s = self._health.next_change_s(now_s)
         retry_after_s = RETRY_AFTER_S if next_s is None else max(RETRY_AFTER_S, math.ceil(next_s - now_s))
         return ServingError(ErrorKind.UNAVAILABLE, choice.reason, retry_after_s=retry_after_s)
-
-    def _note_fallback(self, route: Route) -> None:
-        was_fallback, self._is_fallback = self._is_fallback, is_fallback(route)
-        if self._is_fallback:
-            self._metrics.role_fallbacks.inc()
-        if self._is_fallback and not was_fallback:
-            role = route.worker.role.value
-            logger.warning(
-                "a role is missing: %s serves whole requests, though it is a %s worker", route.worker.name, role
-            )
-        elif was_fallback and not self._is_fallback:
-            logger.info("every role is there again")
 
 
 def _raise_final(choice: NoRoute, ask: RouteAsk) -> None:
