@@ -17,6 +17,7 @@ from kvcache.transfer.frames import HEADER_BYTES, FrameType, Header
 from kvcache.transfer.payloads import Claim
 from kvcache.transfer.pending_connection import PendingConnection
 from kvcache.transfer.refusal import Refusal
+from tests.cluster import eventually
 from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, MakeServer, Releases, client_of, failure_of
 from tests.kvcache.transfer.test_port import claim, is_closed_by_peer, port_of, transfer_works
 
@@ -45,8 +46,7 @@ def test_a_claim_without_a_descriptor_left_is_refused_alone(make_memory: MakeMem
     num_open = len(os.listdir("/proc/self/fd"))
     with socket.create_connection(port_of(server)) as puller:
         puller.settimeout(WAIT_S)
-        while len(os.listdir("/proc/self/fd")) < num_open + 2:
-            pass  # until it is accepted
+        eventually(lambda: len(os.listdir("/proc/self/fd")) >= num_open + 2, "the connection is accepted")
         with descriptors(3):
             puller.sendall(claim(export))
             refusal = refusal_on(puller)
@@ -66,8 +66,7 @@ def test_who_connects_without_a_descriptor_left_is_served_later(
         with descriptors(3):
             puller.connect(port_of(server))
             puller.sendall(claim(export))
-            while "Too many open files" not in caplog.text:
-                pass
+            eventually(lambda: "Too many open files" in caplog.text, "accepting failed")
         assert puller.recv(4) == b"PDKV"
     assert transfer_works(server, memory, make_memory())
     assert not server.death.done()
