@@ -87,8 +87,8 @@ class MasterService:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         return self._dispatcher.generate(request)
 
-    async def cancel(self, request_id: str) -> None:
-        await self._dispatcher.cancel(request_id)
+    async def cancel(self, request_id: str, client: str = "") -> None:
+        await self._dispatcher.cancel(request_id, client)
 
     @property
     def num_in_flight(self) -> int:

@@ -6,6 +6,14 @@ from protos.sampling_messages import Grammar, SamplingOptions, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class ClientName:
+    """What a client calls its request. `client` tells clients apart: the same name of another is another request's."""
+
+    client: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOptions:
     """What a client asked for, as it asked. Checked and completed by `master.validation`."""
 
@@ -14,6 +22,7 @@ class RequestOptions:
     grammar: Grammar | None = None
     grammar_field: str = "grammar"  # the name under which the client gave it
     time_limit_s: float | None = None
+    name: str | None = None  # what the client calls it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +41,6 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    name: str | None = None
     answer_id: str | None = None  # under which its client knows it, perhaps together with others
+    client_name: ClientName | None = None

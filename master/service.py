@@ -63,8 +63,8 @@ class Service(Protocol):
         """Serve a request. Closing the generator cancels it on every worker. Raises ServingError."""
         ...
 
-    async def cancel(self, request_id: str) -> None:
-        """End the request of exactly this id, its own or its answer's, for everybody.
+    async def cancel(self, request_id: str, client: str = "") -> None:
+        """End the request of exactly this id, its own or its answer's, or those that this client calls so.
 
         Returns when no worker holds anything for it. Raises ServingError NOT_FOUND, or DEADLINE_EXCEEDED when that was
         not confirmed in time.

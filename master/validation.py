@@ -88,6 +88,7 @@ def build_generation_request(
         skip_special_tokens=asked.get("skip_special_tokens") is not False,
         priority=asked.get("priority") or 0,
         cache_salt=asked.get("cache_salt") or "",
+        name=options.name,
     )
 
 

@@ -86,6 +86,7 @@ class HttpService:
         self.all_closed = asyncio.Event()
         self.running_ids: set[str] = set()
         self.cancelled: list[str] = []
+        self.cancellers: list[str] = []
         self.drained: list[str] = []
         self._numbers = itertools.count(1)
 
@@ -170,7 +171,8 @@ class HttpService:
     def instances(self) -> Sequence[InstanceView]:
         return []
 
-    async def cancel(self, request_id: str) -> None:
+    async def cancel(self, request_id: str, client: str = "") -> None:
+        self.cancellers.append(client)
         if request_id not in self.running_ids:
             raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
         self.cancelled.append(request_id)

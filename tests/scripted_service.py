@@ -190,7 +190,7 @@ class ScriptedService:
             self.listed_twice.set()
         return self.views
 
-    async def cancel(self, request_id: str) -> None:
+    async def cancel(self, request_id: str, client: str = "") -> None:
         if request_id not in self.running_ids:
             raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
         self.cancelled.append(request_id)

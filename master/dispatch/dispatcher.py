@@ -75,19 +75,22 @@ class Dispatcher:
             usage=_usage(entry.request, sequences, run.trace.cached_tokens) if is_last else None,
             timeline=run.trace.timeline() if is_last else None,
             prompt_logprobs=run.trace.take_prompt_logprobs(),
+            cached_tokens=run.trace.cached_tokens,
         )
 
     def not_ready_reason(self) -> str | None:
         """Why no request could begin now; None when one could."""
         return self._parts.routes.missing()
 
-    async def cancel(self, request_id: str) -> None:
-        """Ends the request of this id, or all that are answered under it; their own clients get CANCELLED.
+    async def cancel(self, request_id: str, client: str = "") -> None:
+        """Ends the request of this id, all that are answered under it, or all that `client` gave this name.
+
+        Whoever waits for them gets CANCELLED.
 
         Returns when no worker that can be reached holds anything for it. Raises ServingError NOT_FOUND, or
         DEADLINE_EXCEEDED when that was not confirmed in time; it is cancelled all the same.
         """
-        found = self._running.find(request_id)
+        found = self._running.find(request_id, client)
         if not found:
             raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
         for entry in found:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from master.request import GenerationRequest
+from master.request import ClientName, GenerationRequest
 
 
 @dataclass(eq=False)
@@ -25,16 +25,16 @@ class RunningRequest:
 
 class RunningRequests:
     def __init__(self) -> None:
-        self._by_id: dict[str, list[RunningRequest]] = {}
+        self._by_id: dict[str | ClientName, list[RunningRequest]] = {}
 
     def __len__(self) -> int:
         return len({entry for entries in self._by_id.values() for entry in entries})
 
     @contextmanager
     def hold(self, request: GenerationRequest, running: "asyncio.Task[None]") -> Iterator[RunningRequest]:
-        """Keeps it here under its own id and its answer's, which several requests may share."""
+        """Keeps it here under its own id, its answer's and its client's name, which several requests may share."""
         entry = RunningRequest(request, running)
-        names = {request.id, request.answer_id or request.id}
+        names: set[str | ClientName] = {request.id, request.answer_id or request.id, request.client_name or request.id}
         for name in names:
             self._by_id.setdefault(name, []).append(entry)
         try:
@@ -46,6 +46,6 @@ class RunningRequests:
                     del self._by_id[name]
             entry.ended.set()
 
-    def find(self, name: str) -> list[RunningRequest]:
-        """Those with exactly this id."""
-        return list(self._by_id.get(name, ()))
+    def find(self, name: str, client: str) -> list[RunningRequest]:
+        """Those with exactly this id, or those that this client calls so."""
+        return [*(self._by_id.get(name) or self._by_id.get(ClientName(client, name)) or ())]

@@ -1,11 +1,9 @@
-"""Who may use the HTTP API: whoever presents one of the API keys, where there are any.
-
-OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; either is good on every path.
-"""
+"""Who may use the HTTP API: whoever presents one of the API keys, where there are any."""
 
 from starlette.types import Receive, Scope, Send
 
 from master.edge.error_form import error_form
+from master.edge.http.caller import presented_keys
 from master.edge.http.config import HttpConfig
 from master.edge.http.response import HttpResponse, SlowReader
 from master.errors import ErrorKind, ServingError
@@ -13,7 +11,6 @@ from serving.keys import Keys
 
 # For load balancers and Prometheus, which have no key.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
-BEARER = b"bearer "
 
 
 class HttpAccess:
@@ -25,7 +22,7 @@ class HttpAccess:
         """None when the request, of which only the headers are here, may go on."""
         if scope["path"] in OPEN_PATHS:
             return None
-        presented = [key for name, value in scope["headers"] if (key := _key(name, value)) is not None]
+        presented = presented_keys(scope)
         if any(self._keys.accepts(key) for key in presented):
             return None
         what = "the API key is not valid" if presented else "no API key was given"
@@ -41,11 +38,3 @@ class HttpAccess:
             response.abort()
         assert response.status is not None
         return response.status
-
-
-def _key(name: bytes, value: bytes) -> bytes | None:
-    if name == b"x-api-key":
-        return value.strip()
-    if name == b"authorization" and value[: len(BEARER)].lower() == BEARER:
-        return value[len(BEARER) :].strip()
-    return None

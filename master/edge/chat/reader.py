@@ -1,6 +1,7 @@
 """/v1/chat/completions"""
 
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -29,6 +30,8 @@ class ChatReader:
         self._service.resolve_model(body.model)
         body.check_supported()
         tools, options = body.tool_use(), body.request_options()
+        (name,) = body.request_names(1)
+        options = replace(options, name=name)
         chat = await self._requests.make(body, options, tools, num_body_bytes=len(body_bytes), names=body.field_names)
         form = ChatStream if body.stream else ChatResponse
         return form(body, chat, int(time.time()), self._service.tokenizer)

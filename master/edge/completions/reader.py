@@ -38,7 +38,10 @@ class CompletionReader:
             raise invalid(
                 "n", f"{len(prompts)} prompts with n make {num_choices} choices; at most {MAX_CHOICES} are allowed"
             )
-        ready = [await self._prompt(body, prompt, model, options) for prompt in prompts]
+        named = [replace(options, name=name) for name in body.request_names(len(prompts))]
+        ready = [
+            await self._prompt(body, prompt, model, options) for prompt, options in zip(prompts, named, strict=True)
+        ]
         form = CompletionStream if body.stream else CompletionResponse
         return form(body, ready, int(time.time()), self._service.tokenizer)
 

@@ -3,6 +3,8 @@
 Read from JSON: unknown fields are ignored, null is unset, of duplicate keys the last counts.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from master.edge.fields.grammar import GrammarFields
@@ -10,6 +12,8 @@ from master.edge.fields.sampling import SamplingFields
 from master.errors import invalid
 from master.request import RequestOptions
 from protos.sampling_messages import SamplingOptions
+
+MAX_NAME_CHARACTERS = 256
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -20,7 +24,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True):
     """`timeline` asks for where the request's time went, in the response or the stream's last chunk.
 
-    FastDeploy's clients call that `collect_metrics`, and say `min_tokens` in `metadata`.
+    FastDeploy's clients call that `collect_metrics`, and say `min_tokens` in `metadata`. What a client calls its
+    request is `request_id` with vLLM, `rid` with SGLang.
     """
 
     model: str | None = None
@@ -32,6 +37,8 @@ class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True)
     timeline: bool | None = None
     collect_metrics: bool | None = None
     metadata: dict[str, object] | None = None
+    request_id: str | None = None
+    rid: str | list[str] | None = None
 
     @property
     def tokens_as_ids(self) -> bool:
@@ -63,3 +70,18 @@ class CompletionFields(GrammarFields, SamplingFields, frozen=True, kw_only=True)
             raise invalid("prompt_logprobs", "prompt_logprobs is set; it is not available when stream is true")
         grammar_field, grammar = self.grammar() or ("grammar", None)
         return RequestOptions(self.model, sampling, grammar, grammar_field)
+
+    def request_names(self, num_prompts: int) -> Sequence[str | None]:
+        """One for each prompt. Raises ServingError."""
+        if not isinstance(self.rid, list):
+            names = [self.rid or self.request_id] * num_prompts
+        elif len(self.rid) != num_prompts:
+            raise invalid("rid", f"rid has {len(self.rid)} names for {num_prompts} prompts")
+        else:
+            names = [*self.rid]
+        for name in names:
+            if name is not None and len(name) > MAX_NAME_CHARACTERS:
+                field = "rid" if self.rid else "request_id"
+                told = f"{field} has {len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed"
+                raise invalid(field, told)
+        return names

@@ -8,13 +8,14 @@ It is an ASGI application by itself: a framework's wrappers would run once more 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
 from master.edge.http.answer import Answer, StreamedAnswer
+from master.edge.http.caller import caller
 from master.edge.http.config import HttpConfig
 from master.edge.http.disconnect import ClientGone, raise_when_gone, until_gone
 from master.edge.http.errors import INTERNAL_ERROR, ErrorBody, error_body
@@ -23,6 +24,7 @@ from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics, RequestTimer
 from master.edge.http.request_body import read_or_refuse
 from master.edge.http.response import HttpResponse, SlowReader
 from master.errors import ErrorKind, ServingError
+from master.request import ClientName, GenerationRequest
 from master.service import Service
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class GenerationEndpoint:
                 body = await read_or_refuse(scope, receive, self._config, response)
                 if body is not None:
                     watch = tasks.create_task(raise_when_gone(receive))
-                    await self._answer(body, response, timer)
+                    await self._answer(body, response, timer, caller(scope))
                     watch.cancel()
         except* ClientGone:
             logger.debug("a client of %s left", self._path)
@@ -66,12 +68,13 @@ class GenerationEndpoint:
         finally:
             timer.end(response.final_status or CLIENT_CLOSED)
 
-    async def _answer(self, body: bytes, response: HttpResponse, timer: RequestTimer) -> None:
+    async def _answer(self, body: bytes, response: HttpResponse, timer: RequestTimer, client: str) -> None:
         answer: Answer | None = None
         try:
             answer = await self._read(body)
+            named = [_named(request, answer.id, client, response.client_request_id) for request in answer.requests]
             response.name(answer.id)
-            await self._serve(answer, response, timer)
+            await self._serve(answer, named, response, timer)
         except ServingError as error:
             if error.kind is ErrorKind.INTERNAL:
                 logger.error("%s: %s", answer.id if answer else "-", error.message)
@@ -82,9 +85,10 @@ class GenerationEndpoint:
             logger.exception("%s: a bug in serving %s", answer.id if answer else "-", self._path)
             await _fail(answer, response, INTERNAL_ERROR)
 
-    async def _serve(self, answer: Answer, response: HttpResponse, timer: RequestTimer) -> None:
+    async def _serve(
+        self, answer: Answer, requests: Sequence[GenerationRequest], response: HttpResponse, timer: RequestTimer
+    ) -> None:
         is_stream = isinstance(answer, StreamedAnswer)
-        requests = [replace(request, answer_id=answer.id) for request in answer.requests]
         generators = [self._service.generate(request) for request in requests]
         async with aclosing(merged_outputs(generators)) as outputs:
             async for prompt, output in outputs:
@@ -102,6 +106,12 @@ class GenerationEndpoint:
             await response.end_stream(last)
         else:
             await response.whole(200, last)
+
+
+def _named(request: GenerationRequest, answer_id: str, client: str, header: str | None) -> GenerationRequest:
+    """Under the names by which its client may cancel it; one in the body goes before the header's."""
+    name = request.name or header
+    return replace(request, answer_id=answer_id, client_name=ClientName(client, name) if name else None)
 
 
 async def _fail(answer: Answer | None, response: HttpResponse, error: ServingError) -> None:

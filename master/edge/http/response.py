@@ -43,6 +43,11 @@ class HttpResponse:
         """Of a response that was completed; None if the client left or was cut before."""
         return self.status if self.is_complete else None
 
+    @property
+    def client_request_id(self) -> str | None:
+        """What the client calls its request by the header X-Request-Id."""
+        return None if self._request_id is None else self._request_id.decode("ascii")
+
     def name(self, request_id: str) -> None:
         """The X-Request-Id to answer with where the client gave none."""
         self._request_id = self._request_id or request_id.encode("ascii")
@@ -107,7 +112,7 @@ class HttpResponse:
 
 
 def _client_request_id(scope: Scope) -> bytes | None:
-    """What the client calls its request, if that can stand in a header; it is echoed and used for nothing else."""
+    """What the client calls its request, if that can stand in a header."""
     for name, value in scope["headers"]:
         if name == REQUEST_ID_HEADER and SAFE_REQUEST_ID.fullmatch(value):
             return bytes(value)

@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from master.edge.http.caller import caller
 from master.service import Service
 
 
@@ -29,7 +30,7 @@ class OperationRoutes:
 
     async def cancel(self, request: Request) -> Response:
         request_id = request.path_params["id"]
-        await self._service.cancel(request_id)
+        await self._service.cancel(request_id, caller(request.scope))
         return _json(CancelledRequest(request_id))
 
     async def drain(self, request: Request) -> Response:

@@ -13,7 +13,7 @@ from master.dispatch import dispatcher as dispatcher_module
 from master.dispatch.dispatcher import Dispatcher
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
-from master.request import GenerationRequest
+from master.request import ClientName, GenerationRequest
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from protos.sampling_messages import FinishReason, SamplingParams
 from protos.session_messages import Cancel, Role, Start
@@ -118,6 +118,28 @@ async def test_only_exactly_this_id_is_cancelled(tokenizer: Tokenizer) -> None:
         mix.emits(second_start, 1, 301, finish=FinishReason.LENGTH)
         await second.end()
         assert not mix.has_heard
+
+
+async def test_a_name_is_its_clients_alone(tokenizer: Tokenizer) -> None:
+    """R41: before its first token, by the name its client gave it, and by nobody else's."""
+    async with master_of(tokenizer, Role.MIX) as master:
+        (mix,) = master.workers
+        streams = {}
+        for number, client in enumerate(("ann", "bob")):
+            request = replace(master.request(f"req-{number}"), client_name=ClientName(client, "mine"))
+            streams[client] = Stream(master.dispatcher.generate(request))
+        starts = [await mix.hear(Start), await mix.hear(Start)]
+        for stranger in ("", "eve"):
+            with pytest.raises(ServingError) as caught:
+                await master.dispatcher.cancel("mine", stranger)
+            assert caught.value.kind is ErrorKind.NOT_FOUND
+        cancelling = asyncio.create_task(master.dispatcher.cancel("mine", "ann"))
+        assert await mix.hear(Cancel) == Cancel(starts[0].leg)
+        mix.update(starts[0], ended=True)
+        await cancelling
+        assert (await streams["ann"].error()).kind is ErrorKind.CANCELLED
+        mix.emits(starts[1], 0, 300, finish=FinishReason.LENGTH)
+        await streams["bob"].end()
 
 
 async def test_all_prompts_of_an_answer_are_cancelled_together(tokenizer: Tokenizer) -> None:

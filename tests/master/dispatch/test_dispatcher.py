@@ -77,6 +77,7 @@ async def test_text_ids_usage_and_end(tokenizer: Tokenizer) -> None:
     usage = outputs[-1].usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (10, len(ids), 4)
+    assert {output.cached_tokens for output in outputs} == {4}  # A5: known from the first token on
     assert dispatcher.num_in_flight == 0
 
 

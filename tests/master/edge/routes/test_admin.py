@@ -1,7 +1,10 @@
 """Cancelling and draining over HTTP; what they do to a cluster is in tests/integration."""
 
+import json
+
 import pytest
 
+from master.request import ClientName
 from tests.http_service import HttpEdge
 
 
@@ -14,6 +17,38 @@ async def test_a_request_is_cancelled_by_exactly_its_id(edge: HttpEdge) -> None:
     assert response.status == 200
     assert response.json() == {"id": "chatcmpl-req-10", "status": "cancelled"}
     assert edge.service.cancelled == ["chatcmpl-req-10"]
+
+
+ANN = {"authorization": "Bearer ann", "content-type": "application/json"}
+
+
+async def test_a_request_has_the_name_that_its_client_gave_it(edge: HttpEdge) -> None:
+    """R41: by header, or as vLLM and SGLang have it; told apart from other clients' names by the API key."""
+    cases: list[tuple[dict[str, str], dict[str, object], list[str]]] = [
+        ({"x-request-id": "mine"}, {}, ["mine", "mine"]),
+        ({"x-request-id": "mine"}, {"request_id": "other"}, ["other", "other"]),
+        ({}, {"rid": "sgl"}, ["sgl", "sgl"]),
+        ({}, {"rid": ["one", "two"]}, ["one", "two"]),
+    ]
+    for headers, fields, names in cases:
+        edge.service.requests.clear()
+        body = json.dumps({"prompt": ["a", "b"], **fields}).encode()
+        assert (await edge.client.send("POST", "/v1/completions", body, ANN | headers)).status == 200
+        named = [request.client_name for request in edge.service.requests]
+        assert [name.name for name in named if name is not None] == names
+        assert len({name.client for name in named if name is not None}) == 1
+    await edge.client.send("POST", "/v1/requests/mine/cancel", headers=ANN)
+    await edge.client.send("POST", "/v1/requests/mine/cancel", headers={"x-api-key": "bob"})
+    await edge.client.send("POST", "/v1/requests/mine/cancel", headers={})
+    ann, bob, nobody = edge.service.cancellers
+    assert edge.service.requests[0].client_name == ClientName(ann, "one")
+    assert len({ann, bob, nobody}) == 3 and nobody == "" and "ann" not in ann
+
+
+@pytest.mark.parametrize(("field", "name"), [("rid", ["a"]), ("rid", "x" * 257), ("request_id", "x" * 257)])
+async def test_a_name_that_is_none_is_refused(edge: HttpEdge, field: str, name: object) -> None:
+    response = await edge.client.post("/v1/completions", prompt=["a", "b"], **{field: name})
+    assert (response.status, response.error()["param"]) == (400, field)
 
 
 async def test_an_instance_is_drained_by_name(edge: HttpEdge) -> None:
