@@ -7,8 +7,10 @@ coalesce per block hash to what differs from what the master knows, so they neve
 import asyncio
 from collections.abc import Sequence
 
-from kvcache.block_pool import CacheEvent, CacheEventKind
 from protos.session_messages import CacheEvents, LegUpdate, Step, TokenDelta, ToMaster
+from worker.legs.cache_news import CacheNews, NewsBuilder
+
+MAX_HASHES = 1 << 16  # in one message: a snapshot of a large pool must not exceed what a message may have
 
 
 class MasterLink:
@@ -18,13 +20,14 @@ class MasterLink:
         self.master_id = master_id
         self._loop = asyncio.get_running_loop()
         self._updates: dict[int, LegUpdate] = {}
-        self._cache_changes: dict[bytes, CacheEventKind] = {}
+        self._news: CacheNews | None = None  # as delivered; masters that keep up share it
+        self._more_news: NewsBuilder | None = None  # all since the last call of `take`, once there is more
         self._snapshot: Sequence[bytes] | None = None
         self._num_cache_events = 0
         self._has_something = asyncio.Event()
 
-    def deliver(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
-        self._loop.call_soon_threadsafe(self._add, updates, cache_events)
+    def deliver(self, updates: Sequence[LegUpdate], news: CacheNews | None) -> None:
+        self._loop.call_soon_threadsafe(self._add, updates, news)
 
     def deliver_cache_snapshot(self, hashes: Sequence[bytes]) -> None:
         self._loop.call_soon_threadsafe(self._replace_cache, hashes)
@@ -41,37 +44,48 @@ class MasterLink:
         if self._updates:
             messages.append(Step(tuple(self._updates.values())))
             self._updates = {}
+        return messages + self._take_cache()
+
+    def _take_cache(self) -> list[ToMaster]:
+        messages: list[ToMaster] = []
         if self._snapshot is not None:
-            messages.append(self._cache_message(stored=self._snapshot, is_snapshot=True))
-            self._snapshot = None
-        if self._cache_changes:
-            stored = [key for key, kind in self._cache_changes.items() if kind is CacheEventKind.STORED]
-            removed = [key for key, kind in self._cache_changes.items() if kind is CacheEventKind.REMOVED]
-            messages.append(self._cache_message(stored=stored, removed=removed))
-            self._cache_changes = {}
+            hashes, self._snapshot = tuple(self._snapshot), None
+            messages.append(self._numbered(hashes[:MAX_HASHES], is_snapshot=True))
+            rest = range(MAX_HASHES, len(hashes), MAX_HASHES)
+            messages += [self._numbered(hashes[first : first + MAX_HASHES]) for first in rest]
+        news = self._news if self._more_news is None else self._more_news.news()
+        self._news = self._more_news = None
+        if news is not None:
+            messages.append(self._numbered(news.stored, news.removed))
         return messages
 
-    def _add(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def _add(self, updates: Sequence[LegUpdate], news: CacheNews | None) -> None:
         for update in updates:
             earlier = self._updates.get(update.leg)
             self._updates[update.leg] = update if earlier is None else merge(earlier, update)
-        for event in cache_events:
-            assert event.hash is not None
-            # A hash comes and goes in turn: a change that waits here and this one cancel out.
-            if self._cache_changes.pop(event.hash, event.kind) is event.kind:
-                self._cache_changes[event.hash] = event.kind
+        if news is not None:
+            self._add_news(news)
         self._has_something.set()
+
+    def _add_news(self, news: CacheNews) -> None:
+        if self._news is None:
+            self._news = news
+            return
+        if self._more_news is None:
+            self._more_news = NewsBuilder()
+            self._more_news.add_news(self._news)
+        self._more_news.add_news(news)
 
     def _replace_cache(self, hashes: Sequence[bytes]) -> None:
         self._snapshot = hashes
-        self._cache_changes = {}
+        self._news = self._more_news = None
         self._has_something.set()
 
-    def _cache_message(
-        self, stored: Sequence[bytes], removed: Sequence[bytes] = (), is_snapshot: bool = False
+    def _numbered(
+        self, stored: tuple[bytes, ...], removed: tuple[bytes, ...] = (), *, is_snapshot: bool = False
     ) -> CacheEvents:
         self._num_cache_events += 1
-        return CacheEvents(self._num_cache_events, tuple(stored), tuple(removed), is_snapshot)
+        return CacheEvents(self._num_cache_events, stored, removed, is_snapshot)
 
 
 def merge(earlier: LegUpdate, later: LegUpdate) -> LegUpdate:

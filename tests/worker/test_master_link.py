@@ -21,19 +21,18 @@ from protos.session_messages import (
     TokenDelta,
     ToMaster,
 )
-from worker.master_link import MasterLink, merge
+from worker.legs.cache_news import CacheNews, cache_news
+from worker.master_link import MAX_HASHES, MasterLink, merge
 
 
 def key(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def stored(number: int) -> CacheEvent:
-    return CacheEvent(CacheEventKind.STORED, key(number))
-
-
-def removed(number: int) -> CacheEvent:
-    return CacheEvent(CacheEventKind.REMOVED, key(number))
+def news(*numbers: int) -> CacheNews | None:
+    """Positive ones are stored, in turn, and negative ones removed."""
+    kinds = {True: CacheEventKind.STORED, False: CacheEventKind.REMOVED}
+    return cache_news([CacheEvent(kinds[number > 0], key(abs(number))) for number in numbers])
 
 
 def token(leg: int, position: int, finish_reason: FinishReason | None = None, sequence: int = 0) -> LegUpdate:
@@ -65,7 +64,7 @@ async def test_nothing_is_nothing() -> None:
 async def test_what_another_thread_delivers_wakes_the_taker() -> None:
     link = MasterLink("m")
     taking = asyncio.create_task(take(link))
-    thread = threading.Thread(target=link.deliver, args=([token(1, 0)], []))
+    thread = threading.Thread(target=link.deliver, args=([token(1, 0)], None))
     thread.start()
     assert await taking == [Step((token(1, 0),))]
     thread.join()
@@ -74,20 +73,20 @@ async def test_what_another_thread_delivers_wakes_the_taker() -> None:
 async def test_updates_keep_the_order_of_attempts_and_positions() -> None:
     link = MasterLink("m")
     for position in range(3):
-        link.deliver([token(1, position), token(2, position)], [])
+        link.deliver([token(1, position), token(2, position)], None)
     first, second = await take_updates(link)
     assert (first.leg, second.leg) == (1, 2)
     assert first.deltas == (
         TokenDelta(0, 0, (100, 101, 102), (TokenLogprobs(100), TokenLogprobs(101), TokenLogprobs(102))),
     )
-    link.deliver([token(1, 3)], [])
+    link.deliver([token(1, 3)], None)
     assert await take_updates(link) == (token(1, 3),)
 
 
 async def test_what_gathers_for_a_slow_master_is_one_update_for_each_leg() -> None:
     link = MasterLink("m")
     for position in range(1000):
-        link.deliver([token(leg, position, sequence=sample) for leg in range(3) for sample in range(2)], [])
+        link.deliver([token(leg, position, sequence=sample) for leg in range(3) for sample in range(2)], None)
     updates = await take_updates(link)
     assert len(updates) == 3
     for update in updates:
@@ -100,10 +99,10 @@ async def test_everything_told_of_an_leg_is_kept() -> None:
     started, prefilled = Started(3, 0.5), Prefilled(4, 0.25)
     failure = Failure(ErrorCode.INTERNAL, "broke")
     entries = tuple(TokenLogprobs(number) for number in range(4))
-    link.deliver([LegUpdate(1, started=started, prompt_logprobs=entries[:1])], [])
-    link.deliver([LegUpdate(1, prompt_logprobs=entries[1:]), LegUpdate(1, prefilled=prefilled)], [])
-    link.deliver([token(1, 0), token(1, 1, FinishReason.STOP), token(1, 0, sequence=1)], [])
-    link.deliver([LegUpdate(1, failure=failure), LegUpdate(1, ended=True)], [])
+    link.deliver([LegUpdate(1, started=started, prompt_logprobs=entries[:1])], None)
+    link.deliver([LegUpdate(1, prompt_logprobs=entries[1:]), LegUpdate(1, prefilled=prefilled)], None)
+    link.deliver([token(1, 0), token(1, 1, FinishReason.STOP), token(1, 0, sequence=1)], None)
+    link.deliver([LegUpdate(1, failure=failure), LegUpdate(1, ended=True)], None)
     (update,) = await take_updates(link)
     assert (update.started, update.prefilled, update.failure, update.ended) == (started, prefilled, failure, True)
     assert update.prompt_logprobs == entries
@@ -112,11 +111,11 @@ async def test_everything_told_of_an_leg_is_kept() -> None:
 
 async def test_a_change_that_was_undone_is_not_told() -> None:
     link = MasterLink("m")
-    link.deliver([], [stored(1), stored(2), removed(1)])
+    link.deliver([], news(1, 2, -1))
     events = await take_cache(link)
     assert (events.stored, events.removed, events.number) == ((key(2),), (), 1)
-    link.deliver([], [removed(2), stored(3)])
-    link.deliver([], [stored(2), stored(4)])
+    link.deliver([], news(-2, 3))
+    link.deliver([], news(2, 4))
     events = await take_cache(link)
     assert (events.stored, events.removed, events.number) == ((key(3), key(4)), (), 2)
 
@@ -124,24 +123,45 @@ async def test_a_change_that_was_undone_is_not_told() -> None:
 async def test_cache_changes_of_a_slow_master_stay_bounded_by_the_pool() -> None:
     """Every block of a small pool is stored and evicted again and again, under new hashes."""
     link = MasterLink("m")
-    link.deliver([], [stored(number) for number in range(10)])
+    link.deliver([], news(*range(1, 11)))
     await take_cache(link)
-    for number in range(10, 1000):
-        link.deliver([], [removed(number - 10), stored(number)])
+    for number in range(11, 1001):
+        link.deliver([], news(10 - number, number))
     events = await take_cache(link)
-    assert set(events.stored) == {key(number) for number in range(990, 1000)}
-    assert set(events.removed) == {key(number) for number in range(10)}
+    assert set(events.stored) == {key(number) for number in range(991, 1001)}
+    assert set(events.removed) == {key(number) for number in range(1, 11)}
 
 
 async def test_a_snapshot_replaces_what_was_to_be_told() -> None:
     link = MasterLink("m")
-    link.deliver([token(1, 0)], [stored(1)])
+    link.deliver([token(1, 0)], news(1))
     link.deliver_cache_snapshot([key(7)])
-    link.deliver([], [removed(7), stored(8)])
+    link.deliver([], news(-7, 8))
     step, snapshot, changes = await take(link)
     assert step == Step((token(1, 0),))
     assert snapshot == CacheEvents(1, (key(7),), (), is_snapshot=True)
     assert changes == CacheEvents(2, (key(8),), (key(7),))
+
+
+async def test_a_long_snapshot_comes_in_parts() -> None:
+    link = MasterLink("m")
+    hashes = [key(number) for number in range(1, 2 * MAX_HASHES + 2)]
+    link.deliver_cache_snapshot(hashes)
+    link.deliver([], news(-1))
+    first, second, third, changes = await take(link)
+    assert first == CacheEvents(1, tuple(hashes[:MAX_HASHES]), is_snapshot=True)
+    assert second == CacheEvents(2, tuple(hashes[MAX_HASHES : 2 * MAX_HASHES]))
+    assert third == CacheEvents(3, tuple(hashes[2 * MAX_HASHES :]))
+    assert changes == CacheEvents(4, (), (key(1),))
+
+
+async def test_masters_that_keep_up_share_what_they_are_told() -> None:
+    one, other, told = MasterLink("1"), MasterLink("2"), news(1, 2)
+    assert told is not None
+    for link in (one, other):
+        link.deliver([], told)
+        events = await take_cache(link)
+        assert events.stored is told.stored
 
 
 async def test_an_empty_snapshot_is_told() -> None:
@@ -150,14 +170,14 @@ async def test_an_empty_snapshot_is_told() -> None:
     assert await take(link) == [CacheEvents(1, is_snapshot=True)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=60))
 async def test_a_master_knows_the_cache_whenever_it_takes(moves: list[tuple[int, bool]]) -> None:
     """Each move stores or removes one of four hashes; after some of them the master takes."""
     link, cache, known = MasterLink("m"), set[bytes](), set[bytes]()
     for number, takes in moves:
         is_there = key(number) in cache
         cache ^= {key(number)}
-        link.deliver([], [removed(number) if is_there else stored(number)])
+        link.deliver([], news(-number if is_there else number))
         if takes:
             for message in await take(link):
                 assert isinstance(message, CacheEvents)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from kvcache.block_pool import CacheEvent
 from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start
 from worker.engines.compute_engine import Run
+from worker.legs.cache_news import CacheNews
 
 
 class Phase(Enum):
@@ -23,7 +23,7 @@ class Phase(Enum):
 class Link(Protocol):
     """The way back to a master. The engine thread calls it; neither method blocks."""
 
-    def deliver(self, updates: Items[LegUpdate], cache_events: Items[CacheEvent]) -> None: ...
+    def deliver(self, updates: Items[LegUpdate], news: CacheNews | None) -> None: ...
 
     def deliver_cache_snapshot(self, hashes: Items[bytes]) -> None: ...
 

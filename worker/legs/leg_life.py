@@ -26,6 +26,7 @@ from protos.session_messages import (
     Transferred,
 )
 from worker.engines.compute_engine import ComputeEngine, FirstToken, Run
+from worker.legs.cache_news import cache_news
 from worker.legs.hand_off import check_record, make_record
 from worker.legs.leg import Leg, Link, Phase
 from worker.legs.leg_limits import LegLimits
@@ -212,12 +213,14 @@ class Legs:
         self._check.turned(now_s)
         updates, self._updates = self._updates, {}
         if any(event.kind is CacheEventKind.RESET for event in cache_events):
-            cache_events = []
+            news = None
             snapshot = self._engine.cached_blocks()
             for link in self._links:
                 link.deliver_cache_snapshot(snapshot)
-        for link in self._links if cache_events else updates.keys() & self._links:
-            link.deliver(updates.get(link, []), cache_events)
+        else:
+            news = cache_news(cache_events)
+        for link in updates.keys() & self._links if news is None else self._links:
+            link.deliver(updates.get(link, []), news)
         while self._idle_calls and not self._unreleased:
             self._idle_calls.pop()()
 

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from kvcache.block_pool import CacheEvent
 from protos.sampling_messages import SamplingParams
 from protos.session_messages import LegUpdate, Stage, Start
+from worker.legs.cache_news import CacheNews
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class SelfCheck:
         if self.failing_reason is not None and not self._is_probing and now_s >= self._next_probe_s:
             self._probe(now_s)
 
-    def deliver(self, updates: Items[LegUpdate], cache_events: Items[CacheEvent]) -> None:
+    def deliver(self, updates: Items[LegUpdate], news: CacheNews | None) -> None:
         """How a probe went."""
         for update in updates:
             if any(delta.finish_reason is not None for delta in update.deltas):

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvcache.block_pool import CacheEvent, CacheEventKind
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.server import TransferServer
@@ -22,6 +21,7 @@ from worker.engines.torch.assembly import assemble
 from worker.engines.torch.faulty_runner import FaultyRunner
 from worker.engines.torch.runner import ModelRunner
 from worker.faults.plan import NO_FAULTS, FaultPlan
+from worker.legs.cache_news import CacheNews
 from worker.legs.leg_life import Legs
 
 HOST = "127.0.0.1"
@@ -88,10 +88,10 @@ class Master:
         self.cached: set[bytes] = set()
         self.num_snapshots = 0
 
-    def deliver(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def deliver(self, updates: Sequence[LegUpdate], news: CacheNews | None) -> None:
         with self._changed:
             try:
-                self._take(updates, cache_events)
+                self._take(updates, news)
             except AssertionError as error:
                 self.problem = error
             self._changed.notify_all()
@@ -99,13 +99,12 @@ class Master:
             if self._react is not None:
                 self._react(update)
 
-    def _take(self, updates: Sequence[LegUpdate], cache_events: Sequence[CacheEvent]) -> None:
+    def _take(self, updates: Sequence[LegUpdate], news: CacheNews | None) -> None:
         for update in updates:
             self._outcomes.setdefault(update.leg, Outcome()).add(update)
-        for event in cache_events:
-            assert event.hash is not None
-            assert (event.hash in self.cached) is (event.kind is CacheEventKind.REMOVED), f"{event} changes nothing"
-            self.cached ^= {event.hash}
+        if news is not None:
+            assert self.cached.isdisjoint(news.stored) and self.cached.issuperset(news.removed), f"{news} is none"
+            self.cached ^= {*news.stored, *news.removed}
 
     def deliver_cache_snapshot(self, hashes: Sequence[bytes]) -> None:
         with self._changed:
