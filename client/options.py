@@ -89,7 +89,7 @@ def chat_request(messages: Sequence[Message], options: ChatOptions) -> wire.Chat
 def tokenize_request(
     text: str | Sequence[Message], model: str | None, add_special_tokens: bool | None, options: TemplateOptions
 ) -> wire.TokenizeRequest:
-    """Of a text or of a chat. Raises as `generate_request`."""
+    """Asks for the tokens of a text or of a chat. Raises as `generate_request`."""
     _refuse_unknown(options, TemplateOptions)
     request = wire.TokenizeRequest()
     if isinstance(text, str):

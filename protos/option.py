@@ -127,7 +127,7 @@ class Option:
 
 
 def declared_options(declaration: type) -> dict[str, Option]:
-    """Of a TypedDict whose types are annotated with them, in order."""
+    """Reads the options that a TypedDict's types are annotated with, in order."""
     hints = get_type_hints(declaration, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 

@@ -42,12 +42,12 @@ def decode_sampling(message: wire.SamplingParams) -> SamplingParams:
 
 
 def set_fields(message: Message) -> dict[str, Any]:
-    """By name. Of those that have no presence, the ones that are not empty or zero."""
+    """Fields by name. One that has no presence counts as set unless it is empty or zero."""
     return {field.name: _plain(value) for field, value in message.ListFields()}
 
 
 def _plain(value: Any) -> Any:
-    """Without protobuf's own containers."""
+    """Turns protobuf's own containers into Python's."""
     match value:
         case str() | bytes():
             return value

@@ -43,7 +43,7 @@ class InputMessage(msgspec.Struct, frozen=True):
 
 @with_sampling(Api.CHAT)
 class ChatBody(CompletionFields, frozen=True, kw_only=True):
-    """Of `max_tokens` and its successor `max_completion_tokens`, the latter counts."""
+    """`max_completion_tokens` is the newer name of `max_tokens`, and counts if both are set."""
 
     messages: list[InputMessage] | None = None
     tools: list[dict[str, object]] | None = None
@@ -66,13 +66,13 @@ class ChatBody(CompletionFields, frozen=True, kw_only=True):
             raise invalid("modalities", f"modalities is {self.modalities!r:.100}; this model answers with text only")
 
     def template_messages(self) -> list[dict[str, object]]:
-        """As the chat template takes them. Raises ServingError naming the message that is wrong."""
+        """Returns the messages as the chat template takes them. Raises ServingError naming the one that is wrong."""
         if not self.messages:
             raise invalid("messages", "messages is empty; a chat needs at least one message")
         return [_template_message(f"messages[{index}]", message) for index, message in enumerate(self.messages)]
 
     def echoed_events(self) -> list[Event]:
-        """With `echo` an answer begins with the last message, if that is the assistant's."""
+        """An answer begins with these: with `echo` the text of the last message, if that is the assistant's."""
         last = self.messages[-1] if self.messages else None
         if not self.echo or last is None or last.role != "assistant":
             return []

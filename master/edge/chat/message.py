@@ -27,7 +27,7 @@ def delta_members(events: Sequence[Event]) -> bytes:
 
 
 class CollectedMessage:
-    """Of a whole answer, or of what one output adds to it. `calls` are by their number."""
+    """Collects what a whole answer says, or what one output adds to it. `calls` are by their number."""
 
     def __init__(self, events: Sequence[Event] = ()) -> None:
         self._content: list[str] = []

@@ -110,7 +110,7 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
         return {**self.option_names, "prompt": "messages"}
 
     def _format(self) -> ResponseFormat | None:
-        """As chat completions have it, where the schema lies one level deeper."""
+        """Returns it as chat completions have it, where the schema lies one level deeper."""
         given = self.output_config.format if self.output_config is not None else None
         return None if given is None else ResponseFormat(given.type, JsonSchemaFormat(schema=given.schema))
 

@@ -25,6 +25,6 @@ class CollectedChoice:
 
     @property
     def mean_logprob(self) -> float:
-        """Of the tokens, whose logprobs must have been asked for; the least there is if it has none."""
+        """The tokens' logprobs must have been asked for. A choice without tokens has the least there is."""
         logprobs = [entry.logprob for entry in self.logprobs if entry.logprob is not None]
         return sum(logprobs) / len(logprobs) if logprobs else float("-inf")

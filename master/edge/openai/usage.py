@@ -59,7 +59,7 @@ class AnswerUsage:
         return msgspec.json.encode(_counts(Usage(self._prompt_tokens, self._streamed_tokens, sum(self._cached_tokens))))
 
     def total(self) -> Usage:
-        """Of all prompts together."""
+        """The usage of all prompts together."""
         final = self._final
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in final),
@@ -75,7 +75,7 @@ class AnswerUsage:
         return msgspec.json.encode(counts)
 
     def timings(self, body: CompletionFields) -> dict[str, bytes]:
-        """Where the time of the prompt that ended last went, in the forms that were asked for."""
+        """Tells where the time of the prompt that ended last went, in the forms that were asked for."""
         asked: dict[str, bytes] = {}
         if body.timeline:
             asked["timeline"] = msgspec.json.encode(self._timeline)
@@ -85,7 +85,7 @@ class AnswerUsage:
 
 
 def stage_times(timeline: Timeline, now: float) -> dict[str, float]:
-    """FastDeploy's form of a timeline that ends `now`: unix seconds at which stages began and ended."""
+    """Puts a timeline that ends `now` into FastDeploy's form: unix seconds at which stages began and ended."""
     arrived = now - timeline.total_s
     begun = arrived + timeline.queue_s
     computed = begun + timeline.prefill_s

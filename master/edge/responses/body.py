@@ -101,7 +101,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         return {**self.option_names, "prompt": "input"}
 
     def _format(self) -> ResponseFormat | None:
-        """As chat completions have it, where the schema lies one level deeper."""
+        """Returns it as chat completions have it, where the schema lies one level deeper."""
         given = self.text.format if self.text is not None else None
         if given is None:
             return None

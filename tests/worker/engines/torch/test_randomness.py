@@ -35,6 +35,11 @@ def test_sample_i_of_a_seed_is_the_first_sample_of_the_ith_next_seed(seed: int, 
     assert uniform(seed, sequence, position) == uniform((seed + sequence) % 2**64, 0, position)
 
 
+def test_a_negative_seed_counts_modulo_two_to_the_64() -> None:
+    assert uniform(-1, 0, 3) == uniform(2**64 - 1, 0, 3)
+    assert uniform(-(2**63), 2, 0) == uniform(2**63, 2, 0)
+
+
 def test_another_process_draws_the_same() -> None:
     program = "from worker.engines.torch.randomness import uniform; print(uniform(2**63, 5, 1000).hex())"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
