@@ -145,7 +145,8 @@ class Attempt:
     def _takers(self) -> list[WorkerView]:
         """Who may be asked to pull from the first worker."""
         now_s = time.monotonic()
-        takers = self._parts.health.takers(self._route.worker.name, self._parts.workers.views(), now_s)
+        first = self._route.worker
+        takers = self._parts.health.takers(first.name, self._parts.workers.views(first.model), now_s)
         away = self._parts.suspects.to_avoid(self._request.id, now_s)
         return [worker for worker in takers if worker.name not in away]
 

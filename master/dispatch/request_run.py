@@ -42,6 +42,7 @@ class RequestRun:
         self._refused: dict[str, float] = {}  # until when workers that had no room are not asked again
         self._back_off_s = MIN_BACK_OFF_S
         self._running: set[Attempt] = set()
+        self._model: str | None = None  # that emitted its tokens; an answer is never a mixture
 
     async def run(self) -> None:
         request = self._request
@@ -112,8 +113,10 @@ class RequestRun:
     async def _route(self, prompt: PromptView, is_resumed: bool) -> Route:
         """Raises ServingError when there is no worker for it."""
         asked_s = time.monotonic()
-        ask = RouteAsk(self._request.id, prompt, is_resumed, self._avoided, self._refused)
+        model = self._model if self.progress.num_tokens else None
+        ask = RouteAsk(self._request.id, prompt, is_resumed, self._avoided, self._refused, model)
         route = await self._parts.routes.find(ask)
+        self._model = route.worker.model
         self.trace.wait(time.monotonic() - asked_s)
         return route
 

@@ -34,13 +34,17 @@ RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class RouteAsk:
-    """Who asks. `avoided` workers failed it, those that `refused` it are not asked again before the time given."""
+    """Who asks. `avoided` workers failed it, those that `refused` it are not asked again before the time given.
+
+    Only workers of `model` may go on with what has emitted tokens already.
+    """
 
     request_id: str
     prompt: PromptView
     is_resumed: bool = False
     avoided: Collection[str] = ()
     refused: Mapping[str, float] = field(default_factory=dict)
+    model: str | None = None
 
 
 class Routes:
@@ -109,7 +113,7 @@ class Routes:
     def _choose(self, ask: RouteAsk) -> Route | NoRoute:
         now_s = time.monotonic()
         fleet = self._fleet(ask, now_s)
-        self._observe_roles(fleet.connected, now_s)
+        self._observe_roles(fleet.connected if ask.model is None else self._workers.views(), now_s)
         any_role = self._may_fall_back or ask.is_resumed
         choice = choose_route(fleet, ask.prompt, ask.avoided, any_role=any_role, policy=self._policy)
         if isinstance(choice, Route) and not ask.is_resumed and is_fallback(choice):
@@ -126,7 +130,7 @@ class Routes:
             logger.warning("%s: workers of other roles make up for it", reason)
 
     def _fleet(self, ask: RouteAsk, now_s: float) -> Fleet:
-        connected = self._workers.views()
+        connected = self._workers.views(ask.model)
         self._health.keep_only({session.name for session in self._workers.sessions})
         refused = {name for name, until_s in ask.refused.items() if now_s < until_s}
         away = refused | set(self._suspects.to_avoid(ask.request_id, now_s))

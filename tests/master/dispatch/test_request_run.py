@@ -1,7 +1,10 @@
 """What happens after an attempt failed: to the sequences, to the budget, to the client."""
 
 import asyncio
+import contextlib
+import dataclasses
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,7 +17,7 @@ from master.request import GenerationRequest
 from master.routing.suspects import CLEARED_TOKENS
 from protos.sampling_messages import FinishReason, SamplingParams
 from protos.session_messages import ErrorCode, Failure, Role, Stage, Start
-from tests.scripted_worker import Fleet, ScriptedWorker, fleet_of, soon
+from tests.scripted_worker import MODEL, Fleet, ScriptedWorker, fleet_of, soon
 
 PROMPT = tuple(range(10, 20))
 STOP = FinishReason.STOP
@@ -193,6 +196,42 @@ async def test_what_has_begun_waits_for_its_only_worker_to_come_back() -> None:
             again.emits(start, 1, 41, finish=STOP)
             await running
         assert token_ids(run) == [40, 41]
+
+
+async def test_an_answer_is_never_of_two_models() -> None:
+    """R7: in a rolling upgrade to other weights the cluster changes over while the request runs."""
+    async with fleet_of(Role.MIX) as (fleet, (old,)), other_workers() as others:
+        parts = fleet.parts()
+        run, running = begin(fleet, parts)
+        _, fresh = begin(fleet, parts, request_id="req-2")
+        starts = {start.request_id: start for start in (await old.hear(Start), await old.hear(Start))}
+        old.emits(starts["req-1"], 0, 40)
+        await soon(lambda: token_ids(run) == [40])
+        await fleet.join(*others)
+        await old.die()
+        await soon(lambda: any(worker.has_heard for worker in others))
+        moved = next(worker for worker in others if worker.has_heard)
+        start = await moved.hear(Start)
+        assert start.request_id == "req-2", "only what had no token yet"
+        moved.emits(start, 0, 7, finish=STOP)
+        await fresh
+        async with old.successor() as again:
+            start = await again.hear(Start)
+            assert (start.request_id, start.output_ids) == ("req-1", (40,))
+            again.emits(start, 1, 41, finish=STOP)
+            await running
+        assert token_ids(run) == [40, 41]
+        assert not any(worker.has_heard for worker in others)
+
+
+@contextlib.asynccontextmanager
+async def other_workers() -> AsyncIterator[list[ScriptedWorker]]:
+    model = dataclasses.replace(MODEL, weights_digest="77")
+    async with (
+        ScriptedWorker("other-0", Role.MIX, model=model) as first,
+        ScriptedWorker("other-1", Role.MIX, model=model) as second,
+    ):
+        yield [first, second]
 
 
 async def test_the_last_worker_lost_is_the_clients_to_know() -> None:
