@@ -47,6 +47,9 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     model: Path | None = flag(None, "Folder of the model, in Hugging Face layout", group="Model")
     devices: str = flag("cpu", "Torch device the model runs on, such as cpu or cuda:0", group="Model")
     dtype: DType = flag(DType.AUTO, "Type of weights and KV; auto: float32 on a CPU, else the model's", group="Model")
+    batch_invariant: bool = flag(
+        False, "The same bits whatever is computed together; slower, see docs/exactness.md", group="Model"
+    )
     num_threads: int = flag(0, "CPU threads for the model; 0: all cores", group="Model", check=checks.between(0, 4096))
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")

@@ -34,7 +34,7 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
     torch.set_num_threads(config.threads)
     device = _device(config.devices)
     try:
-        loaded = load_model(config.model, device, config.dtype.value)
+        loaded = load_model(config.model, device, config.dtype.value, is_batch_invariant=config.batch_invariant)
         max_context = _max_context(config, loaded)
         check_model(loaded, max_context)
     except ModelError as error:

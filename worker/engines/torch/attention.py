@@ -5,6 +5,7 @@ first written into their blocks; then each sequence attends over its own blocks.
 as the keyword argument `paged` of the model's forward.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,12 @@ class SequenceSpan:
     context_len: int  # tokens with KV after this step's are written
     blocks: torch.Tensor  # int64 [ceil(context_len / block_size)]
 
+    def rows(self) -> Iterator["SequenceSpan"]:
+        """Each token as a span of its own, with what it may see."""
+        first = self.context_len - self.num_tokens
+        for row in range(self.num_tokens):
+            yield SequenceSpan(self.start + row, 1, first + row + 1, self.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
@@ -37,6 +44,7 @@ class PagedStep:
     slot_blocks: torch.Tensor  # int64 [num_tokens]
     slot_offsets: torch.Tensor  # int64 [num_tokens]
     spans: tuple[SequenceSpan, ...]
+    is_row_by_row: bool = False  # each token attends by itself, in a shape that only its place in its sequence decides
 
 
 def paged_attention(
@@ -71,12 +79,21 @@ def paged_attention(
     keys.index_put_(where, key[0, :, :num_tokens].transpose(0, 1))
     values.index_put_(where, value[0, :, :num_tokens].transpose(0, 1))
     output = torch.zeros_like(query[0].transpose(0, 1))  # [T, heads, head_dim]
-    for span in paged.spans:
-        rows = slice(span.start, span.start + span.num_tokens)
-        attended = _attend(
-            query[:, :, rows], _gather(keys, span), _gather(values, span), span, scaling, sliding_window, softcap, s_aux
-        )
-        output[rows] = attended[0].transpose(0, 1)
+    for whole in paged.spans:
+        seen_keys, seen_values = _gather(keys, whole), _gather(values, whole)
+        for span in whole.rows() if paged.is_row_by_row else (whole,):
+            rows, seen = slice(span.start, span.start + span.num_tokens), slice(span.context_len)
+            attended = _attend(
+                query[:, :, rows],
+                seen_keys[:, :, seen],
+                seen_values[:, :, seen],
+                span,
+                scaling,
+                sliding_window,
+                softcap,
+                s_aux,
+            )
+            output[rows] = attended[0].transpose(0, 1)
     return output.unsqueeze(0), None
 
 

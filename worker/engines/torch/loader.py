@@ -26,7 +26,7 @@ class _KvShape:
     head_dim: int
 
 
-def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedModel:
+def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_invariant: bool = False) -> LoadedModel:
     """`dtype_name` is a torch dtype's name, or "auto": float32 on a CPU, the checkpoint's own elsewhere.
 
     What is loaded need not be computed rightly by this engine: `check_model` finds out. Raises ModelError.
@@ -60,6 +60,7 @@ def load_model(folder: Path, device: torch.device, dtype_name: str) -> LoadedMod
             weights_digest=weights_digest(folder),
             dtype=str(dtype).removeprefix("torch."),
             quantization=quantization,
+            is_batch_invariant=is_batch_invariant,
         ),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=max_context,

@@ -1,7 +1,8 @@
 """One forward pass of the model over parts of several sequences, flattened into one row of tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from transformers import PreTrainedModel
@@ -23,16 +24,30 @@ class Part:
     wanted: range
     first_position: int  # what the model is told; `num_before` but for checks of far positions
 
+    def between(self, start: int, stop: int) -> Self:
+        """The tokens from `start` up to `stop` as a part of their own."""
+        wanted = range(max(self.wanted.start, start) - start, max(min(self.wanted.stop, stop) - start, 0))
+        return replace(
+            self,
+            token_ids=self.token_ids[start:stop],
+            num_before=self.num_before + start,
+            wanted=wanted,
+            first_position=self.first_position + start,
+        )
+
 
 class PagedForward:
-    def __init__(self, model: PreTrainedModel, memory: PoolMemory) -> None:
+    """With `num_rows` every pass has that many rows and attends row by row, so that no shape depends on the parts."""
+
+    def __init__(self, model: PreTrainedModel, memory: PoolMemory, num_rows: int | None = None) -> None:
         self._model = model
         self._memory = memory
+        self._num_rows = num_rows
         self._block_size = memory.layout.block_size
 
     @torch.inference_mode()
     def run(self, parts: Sequence[Part]) -> torch.Tensor:
-        """-> float32 [tokens wanted, vocabulary], in the parts' order."""
+        """-> float32 [tokens wanted, vocabulary], in the parts' order; `num_rows` is the most tokens it takes."""
         token_ids: list[int] = []
         positions: list[int] = []
         places: list[int] = []  # of a token's KV within its sequence
@@ -49,7 +64,18 @@ class PagedForward:
             places += range(part.num_before, stop)
             slot_blocks += [part.blocks[place // self._block_size] for place in range(part.num_before, stop)]
         slot_offsets = self._index(places) % self._block_size
-        paged = PagedStep(self._memory, self._index(slot_blocks), slot_offsets, tuple(spans))
+        is_row_by_row = self._num_rows is not None
+        paged = PagedStep(self._memory, self._index(slot_blocks), slot_offsets, tuple(spans), is_row_by_row)
+        if self._num_rows is None:
+            return self._logits(token_ids, positions, kept, paged)
+        num_padding = self._num_rows - len(token_ids)
+        token_ids += token_ids[-1:] * num_padding
+        positions += positions[-1:] * num_padding
+        return self._logits(token_ids, positions, range(self._num_rows) if kept else [], paged)[kept]
+
+    def _logits(
+        self, token_ids: Sequence[int], positions: Sequence[int], kept: Sequence[int], paged: PagedStep
+    ) -> torch.Tensor:
         output = self._model(
             input_ids=self._index(token_ids).unsqueeze(0),
             position_ids=self._index(positions).unsqueeze(0),

@@ -1,5 +1,6 @@
 """Computes one step's chunks."""
 
+import logging
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,10 @@ import torch
 from kvcache.pool_memory import PoolMemory
 from worker.engines.torch.loaded_model import LoadedModel
 from worker.engines.torch.paged_forward import PagedForward, Part
+from worker.engines.torch.row_blocks import RowBlocks, find_num_rows
 from worker.engines.torch.scheduler import Chunk
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class StepRunner(Protocol):
 
 class ModelRunner:
     def __init__(self, loaded: LoadedModel, memory: PoolMemory) -> None:
-        self._forward = PagedForward(loaded.model, memory)
+        self._forward = _forward(loaded, memory)
         self._memory = memory
 
     def step(self, chunks: Items[Chunk]) -> StepLogits:
@@ -44,6 +48,14 @@ class ModelRunner:
 
     def copy_block(self, source: int, destination: int) -> None:
         self._memory.copy_block(source, destination)
+
+
+def _forward(loaded: LoadedModel, memory: PoolMemory) -> PagedForward | RowBlocks:
+    if not loaded.served.is_batch_invariant:
+        return PagedForward(loaded.model, memory)
+    num_rows = find_num_rows(loaded)
+    logger.info("batch-invariant: every forward pass has %d rows", num_rows)
+    return RowBlocks(loaded, memory, num_rows)
 
 
 def _part(chunk: Chunk) -> Part:
