@@ -204,6 +204,7 @@ class Cluster:
             *master_flags,
         ]
         self.master = Process("master", "master.main", flags, http_port, self._log("master"), host)
+        self.other_masters: list[Process] = []
         self.workers: dict[str, Process] = {}
         for role in roles:
             name = f"{role.lower()}-{sum(known.startswith(role.lower()) for known in self.workers)}"
@@ -249,18 +250,20 @@ class Cluster:
         """Told to end all at once, every process that still runs must do so, with status 0."""
         if error is not None:
             self._print_logs()
-        running = [process for process in (self.master, *self.workers.values()) if process.is_running]
+        running = [
+            process for process in (self.master, *self.other_masters, *self.workers.values()) if process.is_running
+        ]
         statuses = self._close()
         if error is None:
             assert all(statuses[process.name] == 0 for process in running), statuses
 
     def _print_logs(self) -> None:
-        for process in (self.master, *self.workers.values()):
+        for process in (self.master, *self.other_masters, *self.workers.values()):
             print(f"--- {process.name}\n" + "\n".join(process.life_log.splitlines()[-LOG_TAIL_LINES:]))
 
     def _close(self) -> dict[str, int | None]:
         """Exit statuses by name; None for one that was never started, negative for one that did not end by itself."""
-        processes = (*self.workers.values(), self.master)
+        processes = (*self.workers.values(), *self.other_masters, self.master)
         for process in processes:
             process.terminate()
         statuses = {process.name: process.ended() for process in processes}
@@ -276,6 +279,18 @@ class Cluster:
         """Until the master is connected to these workers' present lives, or to every running one's."""
         expected = names or [name for name, worker in self.workers.items() if worker.is_running]
         eventually(lambda: self.connected >= set(expected), f"{expected} are connected", START_TIMEOUT_S)
+
+    def add_master(self) -> str:
+        """Starts another master, on a real etcd, and returns its gRPC address. It ends with the cluster."""
+        http_port, rpc_port = free_port(), free_port()
+        own = (f"--http_server_port={http_port}", f"--rpc_server_port={rpc_port}")
+        flags = [flag for flag in self.master.flags if not flag.startswith(("--http_server_port", "--rpc_server_port"))]
+        name = f"master-{len(self.other_masters) + 1}"
+        master = Process(name, "master.main", [*flags, *own], http_port, self._log(name))
+        self.other_masters.append(master)
+        master.start()
+        eventually(lambda: master.get("/readyz")[0] == 200, f"{name} is ready", START_TIMEOUT_S)
+        return f"{HOST}:{rpc_port}"
 
     def client(self) -> Client:
         return Client(self.grpc_address)

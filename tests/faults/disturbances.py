@@ -1,5 +1,7 @@
 """What faults do to a cluster. Each function makes one that `Fault.disturb` can be."""
 
+import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -113,6 +115,21 @@ def frozen_etcd() -> Disturb:
         scene.etcd.signal(signal.SIGSTOP)
         await scene.rest(BEYOND_LEASE_S)
         scene.etcd.signal(signal.SIGCONT)
+
+    return disturb
+
+
+def out_of_descriptors(name: str) -> Disturb:
+    """A process may open nothing more for a while."""
+
+    async def disturb(scene: Scene) -> None:
+        await scene.begun()
+        process_id = scene.cluster.workers[name].pid
+        num_open = len(os.listdir(f"/proc/{process_id}/fd"))
+        soft, hard = resource.prlimit(process_id, resource.RLIMIT_NOFILE)
+        resource.prlimit(process_id, resource.RLIMIT_NOFILE, (num_open, hard))
+        await scene.rest(AWAY_S)
+        resource.prlimit(process_id, resource.RLIMIT_NOFILE, (soft, hard))
 
     return disturb
 

@@ -25,7 +25,8 @@ class Fault:
     """`disturb` does it while the load runs, and returns when it is over.
 
     `most_failed` bounds failed requests of 800; a layout that is not in it makes no promise. `flags_of` are given to
-    workers by name; `absent` ones are started by the fault. `test` proves the promise on every run of the tests.
+    workers by name; `absent` ones are started by the fault; those of `other_model` load another checkpoint under the
+    same name. `test` proves the promise on every run of the tests.
     """
 
     name: str
@@ -37,5 +38,7 @@ class Fault:
     flags_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     master_flags: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    other_model: tuple[str, ...] = ()
+    num_masters: int = 1
     needs_etcd: bool = False
     needs_hosts: bool = False

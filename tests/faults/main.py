@@ -40,7 +40,8 @@ def main() -> int:
         fail(PROG, error)
     with tempfile.TemporaryDirectory(prefix="pdserve-faults-") as folder:
         model = make_checkpoint(Path(folder) / "tiny-llama", Family.LLAMA, 0)
-        rows = list(_soaked(config, model) if config.soak_s > 0 else _tabled(config, model))
+        other = make_checkpoint(Path(folder) / "other" / model.name, Family.LLAMA, 1)
+        rows = list(_soaked(config, model) if config.soak_s > 0 else _tabled(config, model, other))
     if config.json is not None:
         config.json.write_text(to_json(rows))
     if config.docs:
@@ -48,8 +49,10 @@ def main() -> int:
     return 0 if all(row.is_kept for row in rows) else 1
 
 
-def _tabled(config: FaultsConfig, model: Path) -> Iterator[Row]:
-    runs = FaultRun(model, num_requests=config.requests, num_clients=config.clients, worker_flags=config.worker_flags)
+def _tabled(config: FaultsConfig, model: Path, other_model: Path) -> Iterator[Row]:
+    runs = FaultRun(
+        model, other_model, num_requests=config.requests, num_clients=config.clients, worker_flags=config.worker_flags
+    )
     for fault in FAULTS:
         if not _is_wanted(fault, config.only):
             continue

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.cluster import Cluster, Host
 from tests.etcd_process import EtcdProcess
+from tests.faults.balancer import Balancer
 from tests.faults.fault import Fault, Roles, Spare
 from tests.faults.hosts import Hosts
 from tests.faults.load import Load, Outcomes
@@ -47,8 +48,17 @@ class Row:
 class FaultRun:
     """Every fault of a table against the same model, with the same questions."""
 
-    def __init__(self, model: Path, *, num_requests: int, num_clients: int, worker_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path,
+        other_model: Path,
+        *,
+        num_requests: int,
+        num_clients: int,
+        worker_flags: Sequence[str] = (),
+    ) -> None:
         self._model = model
+        self._other_model = other_model
         self._num_requests = num_requests
         self._num_clients = num_clients
         self._worker_flags = (*WORKER_FLAGS, *worker_flags)
@@ -70,7 +80,6 @@ class FaultRun:
         except AssertionError as error:
             problems.append(str(error).splitlines()[0])
         near_ties = [difference for difference in outcomes.differences if self._near_ties.explains(difference)]
-        most_failed = fault.most_failed.get(spare)
         return Row(
             fault=fault.name,
             layout=" + ".join(roles),
@@ -78,7 +87,7 @@ class FaultRun:
             num_failed=len(outcomes.failures),
             num_different=len(outcomes.differences) - len(near_ties),
             num_near_ties=len(near_ties),
-            most_failed=None if most_failed is None else most_failed * outcomes.num_requests // 800,
+            most_failed=fault.most_failed.get(spare),
             duration_s=round(time.monotonic() - started_s, 1),
             failures=[text for text, _ in Counter(outcomes.failures).most_common(NUM_SHOWN_FAILURES)],
             problems=problems,
@@ -91,12 +100,13 @@ class FaultRun:
         etcd = stack.enter_context(EtcdProcess()) if fault.needs_etcd else None
         if etcd is not None:
             etcd.wait_until_ready()
+        others = {name: (f"--model={self._other_model}",) for name in fault.other_model}
         cluster = stack.enter_context(
             Cluster(
                 self._model,
                 roles,
                 worker_flags=self._worker_flags,
-                flags_of=fault.flags_of,
+                flags_of={**fault.flags_of, **others},
                 master_flags=(HEARTBEAT, *fault.master_flags),
                 etcd_address=None if etcd is None else etcd.address,
                 absent=fault.absent,
@@ -104,7 +114,9 @@ class FaultRun:
             )
         )
         cluster.wait_until_connected(*(name for name in names if name not in fault.absent))
-        load = Load(lambda: cluster.grpc_address, self._questions, self._num_requests, self._num_clients)
+        addresses = [cluster.grpc_address, *(cluster.add_master() for _ in range(fault.num_masters - 1))]
+        balancer = stack.enter_context(Balancer([cluster.master, *cluster.other_masters], addresses))
+        load = Load(balancer.address, self._questions, self._num_requests, self._num_clients)
         return Scene(cluster, load, etcd, hosts)
 
 
