@@ -35,4 +35,6 @@ def _decode_instance(instance: cluster_pb2.Instance) -> InstanceInfo:
         block_size=instance.block_size,
         cached_blocks_known=instance.cached_blocks_known,
         legs_in_flight=instance.legs_in_flight,
+        circuit=instance.circuit,
+        cut_from=tuple(instance.cut_from),
     )

@@ -153,6 +153,8 @@ class InstanceInfo:
     block_size: int
     cached_blocks_known: int
     legs_in_flight: int
+    circuit: str  # closed; open, as its engine failed too often; half_open, while a probe runs
+    cut_from: tuple[str, ...]  # prefill workers whose KV does not get here
 
 
 @dataclass(frozen=True, slots=True)

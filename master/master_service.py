@@ -113,6 +113,8 @@ class MasterService:
                 block_size=session.welcome.block_size if session.welcome else 0,
                 cached_blocks_known=session.num_cached_blocks,
                 legs_in_flight=session.num_legs,
+                circuit=self._dispatcher.health.circuit_of(session.name),
+                cut_from=tuple(p for p, d in self._dispatcher.health.cut_pairs if d == session.name),
             )
             for session in self._workers.sessions
         ]

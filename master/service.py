@@ -6,6 +6,7 @@ from typing import Protocol
 
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
+from master.routing.circuit import CircuitState
 from master.text.chat_template import ChatTemplate
 from master.text.tokenizer import Tokenizer
 from protos.session_messages import LoadReport, Role
@@ -36,6 +37,8 @@ class InstanceView:
     block_size: int
     cached_blocks_known: int
     legs_in_flight: int
+    circuit: CircuitState = CircuitState.CLOSED
+    cut_from: tuple[str, ...] = ()  # prefill workers whose KV does not get here
 
 
 class Service(Protocol):

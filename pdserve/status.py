@@ -21,7 +21,18 @@ PIPED_WIDTH = 200  # characters; without a terminal rich would squeeze the table
 EXIT_OK = 0
 EXIT_UNREACHABLE = 2
 
-COLUMNS = ("instance", "role", "state", "address", "queued", "running", "blocks held/total", "cached", "attempts")
+COLUMNS = (
+    "instance",
+    "role",
+    "state",
+    "address",
+    "queued",
+    "running",
+    "blocks held/total",
+    "cached",
+    "legs",
+    "circuit",
+)
 TRANSFER_COLUMNS = ("sent", "received", "skipped", "MiB in", "failures")
 
 
@@ -60,6 +71,7 @@ def cluster_table(cluster: ClusterInfo) -> Table:
     """One row an instance; below it whether requests are served, and why instances are not used."""
     lines = ["ready" if cluster.is_ready else f"not ready: {cluster.not_ready_reason}"]
     lines += [f"{instance.name}: {instance.trouble}" for instance in cluster if instance.trouble is not None]
+    lines += [f"{one.name} gets no KV from {', '.join(one.cut_from)}" for one in cluster if one.cut_from]
     # as Text, since rich would read brackets in names and reasons as markup
     table = Table(caption=Text("\n".join(lines)))
     for name in (*COLUMNS, *TRANSFER_COLUMNS):
@@ -81,6 +93,7 @@ def _row(instance: InstanceInfo) -> tuple[str, ...]:
         f"{load.held_blocks}/{instance.num_blocks}",
         str(instance.cached_blocks_known),
         str(instance.legs_in_flight),
+        instance.circuit,
         str(transfer.blocks_sent),
         str(transfer.blocks_received),
         str(transfer.blocks_skipped),

@@ -17,6 +17,7 @@ from master.dispatch.sequence_text import SequenceText
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Usage
 from master.request import GenerationRequest
+from master.routing.fleet_health import FleetHealth
 from master.text.tokenizer import Tokenizer
 from master.workers.leg import Leg
 
@@ -77,6 +78,10 @@ class Dispatcher:
             prompt_logprobs=run.trace.take_prompt_logprobs(),
             cached_tokens=run.trace.cached_tokens,
         )
+
+    @property
+    def health(self) -> FleetHealth:
+        return self._parts.health
 
     def not_ready_reason(self) -> str | None:
         """Why no request could begin now; None when one could."""

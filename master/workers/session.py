@@ -123,6 +123,12 @@ class WorkerSession:
         return self.state is SessionState.OPEN and not self.is_draining and self.load.failing_reason is None
 
     @property
+    def is_away(self) -> bool:
+        """Whether it may become usable again by itself."""
+        is_missing = self.state in (SessionState.CONNECTING, SessionState.QUIET)
+        return is_missing or self.load.failing_reason is not None
+
+    @property
     def shown_state(self) -> str:
         """For people."""
         if self.is_open and self.refusal is not None:

@@ -72,8 +72,8 @@ class Workers:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every worker that is known is connected."""
-        return all(session.is_open for session in self.sessions)
+        """Whether no worker that is not usable now may come to be."""
+        return not any(session.is_away for session in self.sessions)
 
     def record(self, name: str) -> InstanceRecord | None:
         known = self._known.get(name)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from master.routing.circuit import CircuitState
 from pdserve.status import run_status
 from protos.session_messages import Role
 from tests.scripted_service import INSTANCE, ScriptedService, serving
@@ -17,6 +18,7 @@ async def test_shows_each_instance_with_its_counters(capsys: pytest.CaptureFixtu
     service.views = [
         replace(INSTANCE, name="decode-1", role=Role.DECODE, is_connected=False, state="connecting"),
         replace(INSTANCE, name="decode-0", role=Role.DECODE, state="not used", trouble="it serves [another] model"),
+        replace(INSTANCE, name="decode-2", role=Role.DECODE, circuit=CircuitState.OPEN, cut_from=("prefill-0",)),
         INSTANCE,
     ]
     async with serving(service) as server:
@@ -26,11 +28,14 @@ async def test_shows_each_instance_with_its_counters(capsys: pytest.CaptureFixtu
     assert [row[:3] for row in rows] == [
         ["decode-0", "DECODE", "not used"],
         ["decode-1", "DECODE", "connecting"],
+        ["decode-2", "DECODE", "open"],
         ["prefill-0", "PREFILL", "open"],
     ]
-    assert rows[2][3:] == ["127.0.0.1:7777", "4", "5", "36/96", "12", "9", "71", "72", "73", "5.0", "74"]
+    assert rows[3][3:] == ["127.0.0.1:7777", "4", "5", "36/96", "12", "9", "closed", "71", "72", "73", "5.0", "74"]
     assert "ready" in shown
     assert "decode-0: it serves [another] model" in shown
+    assert rows[2][9] == "open"
+    assert "decode-2 gets no KV from prefill-0" in shown
 
 
 async def test_says_why_the_cluster_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:

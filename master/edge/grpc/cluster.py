@@ -38,4 +38,6 @@ def _encode_instance(view: InstanceView) -> wire.Instance:
         block_size=view.block_size,
         cached_blocks_known=view.cached_blocks_known,
         legs_in_flight=view.legs_in_flight,
+        circuit=view.circuit.value,
+        cut_from=view.cut_from,
     )
