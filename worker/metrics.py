@@ -7,11 +7,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from worker.engines.compute_engine import ComputeEngine
+from worker.legs.leg_life import Legs
 
 
 class WorkerCollector(Collector):
-    def __init__(self, engine: ComputeEngine) -> None:
+    def __init__(self, engine: ComputeEngine, legs: Legs) -> None:
         self._engine = engine
+        self._legs = legs
 
     def collect(self) -> Iterator[Metric]:
         load, figures = self._engine.load, self._engine.figures
@@ -33,6 +35,12 @@ class WorkerCollector(Collector):
         tokens.add_metric(["prefill"], figures.num_prefill_tokens)
         tokens.add_metric(["decode"], figures.num_decode_tokens)
         yield tokens
+        failures = CounterMetricFamily("pdserve_leg_failures", "Legs refused or failed, by code", labels=["code"])
+        for code, number in self._legs.num_failures.items():
+            failures.add_metric([code.value.lower()], number)
+        yield failures
+        is_failing = self._legs.failing_reason is not None
+        yield _gauge("steps_failing", "1 while no leg is taken because steps fail", is_failing)
         yield from self._transfers()
 
     def _transfers(self) -> Iterator[Metric]:
@@ -70,10 +78,10 @@ class WorkerCollector(Collector):
         yield _gauge("transfers_running", "Decode workers being sent KV", sent.num_connections)
 
 
-def render_metrics(engine: ComputeEngine) -> bytes:
+def render_metrics(engine: ComputeEngine, legs: Legs) -> bytes:
     """The text that Prometheus scrapes."""
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(engine))
+    registry.register(WorkerCollector(engine, legs))
     return generate_latest(registry)
 
 

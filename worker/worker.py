@@ -71,7 +71,7 @@ class Worker:
             keys=keys,
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
         )
-        app = create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(engine))
+        app = create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(engine, self._legs))
         self._http = HttpServer(app, config.host, config.port)
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:

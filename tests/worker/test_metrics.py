@@ -11,7 +11,7 @@ from worker.metrics import render_metrics
 
 
 def value(node: Node, metric: str) -> float:
-    found = re.search(rf"^{re.escape(metric)} (\S+)$", render_metrics(node.engine).decode(), re.MULTILINE)
+    found = re.search(rf"^{re.escape(metric)} (\S+)$", render_metrics(node.engine, node.legs).decode(), re.MULTILINE)
     assert found is not None, metric
     return float(found[1])
 
@@ -31,3 +31,12 @@ def test_a_transfer_is_counted_on_both_sides(tiny_llama: Path, transport: str) -
         assert value(prefill, f"pdserve_transfer_sent_bytes_total{label}") == value(
             decode, "pdserve_transfer_received_bytes_total"
         )
+
+
+def test_what_failed_is_counted_by_its_code(tiny_llama: Path) -> None:
+    with Node(tiny_llama, num_blocks=4) as node:
+        for start in (node.start(prompt(80)), node.start(()), node.start(())):
+            node.master.failure(start.leg)
+        assert value(node, 'pdserve_leg_failures_total{code="resource_exhausted"}') == 1
+        assert value(node, 'pdserve_leg_failures_total{code="invalid_argument"}') == 2
+        assert value(node, "pdserve_steps_failing") == 0

@@ -7,7 +7,7 @@ nothing is held for it any more.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
@@ -29,8 +29,8 @@ from worker.engines.compute_engine import ComputeEngine, FirstToken, Run
 from worker.legs.cache_news import cache_news
 from worker.legs.hand_off import check_record, make_record
 from worker.legs.leg import Leg, Link, Phase
-from worker.legs.leg_limits import LegLimits
-from worker.legs.self_check import SelfCheck
+from worker.legs.leg_limits import LegCounts, LegLimits
+from worker.legs.step_health import StepHealth
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,14 @@ class Legs:
     def __init__(self, engine: ComputeEngine, limits: LegLimits) -> None:
         self._engine = engine
         self._limits = limits
-        self._check = SelfCheck(self.begin, engine.limits.max_context)
-        self._links: set[Link] = {self._check}
+        self._health = StepHealth(self.begin, engine.limits.max_context)
+        self._links: set[Link] = {self._health}
         self._legs: dict[tuple[Link, int], Leg] = {}  # until they end
         self._unreleased: dict[Run, Leg] = {}
         self._updates: dict[Link, list[LegUpdate]] = {}
         self._num_runs = 0
         self._is_draining = False
+        self._num_failures = dict.fromkeys(ErrorCode, 0)
         self._idle_calls: list[Callable[[], None]] = []
 
     @property
@@ -56,18 +57,18 @@ class Legs:
         return len(self._unreleased)
 
     @property
-    def num_hand_offs(self) -> int:
-        """Legs whose KV a decode worker will pull: queued, computed or waiting for it."""
-        return sum(leg.can_hand_off for leg in self._unreleased.values())
-
-    @property
     def is_draining(self) -> bool:
         return self._is_draining
 
     @property
     def failing_reason(self) -> str | None:
         """Why no leg is taken: the engine's steps fail, one after another."""
-        return self._check.failing_reason
+        return self._health.failing_reason
+
+    @property
+    def num_failures(self) -> Mapping[ErrorCode, int]:
+        """Legs that were refused or failed, since the start."""
+        return self._num_failures
 
     # What masters ask for; on any thread.
 
@@ -174,7 +175,7 @@ class Legs:
         prefilled = Prefilled(computed_tokens, time.monotonic() - leg.admitted_s)
         self._emit(leg, LegUpdate(leg.start.leg, prefilled=prefilled))
         if leg.stage is Stage.PREFILL:
-            self._check.leg_done()
+            self._health.leg_done()
 
     def hand_off_record(self, run: Run, first_tokens: Items[FirstToken]) -> bytes:
         return make_record(run, first_tokens)
@@ -191,7 +192,7 @@ class Legs:
         if delta.finish_reason is not None:
             self._finish(leg, delta.sequence)
             if not leg.unfinished:
-                self._check.leg_done()
+                self._health.leg_done()
 
     def prompt_logprobs(self, run: Run, entries: Items[TokenLogprobs]) -> None:
         leg = self._unreleased[run]
@@ -199,7 +200,7 @@ class Legs:
 
     def failed(self, run: Run, failure: Failure) -> None:
         if failure.code is ErrorCode.INTERNAL:
-            self._check.step_failed(failure.message)
+            self._health.step_failed(failure.message)
         self._fail(self._unreleased[run], failure)
 
     def released(self, run: Run) -> None:
@@ -210,7 +211,7 @@ class Legs:
     def turned(self, cache_events: Items[CacheEvent]) -> None:
         now_s = time.monotonic()
         self._end_overdue(now_s)
-        self._check.turned(now_s)
+        self._health.turned(now_s)
         updates, self._updates = self._updates, {}
         if any(event.kind is CacheEventKind.RESET for event in cache_events):
             news = None
@@ -227,18 +228,16 @@ class Legs:
     def _refusal(self, link: Link, start: Start) -> Failure | None:
         if self._is_draining:
             return Failure(ErrorCode.UNAVAILABLE, "the worker is draining")
-        if self.failing_reason is not None and link is not self._check:
+        if self.failing_reason is not None and link is not self._health:
             return Failure(ErrorCode.UNAVAILABLE, f"the worker's steps fail: {self.failing_reason}")
-        num_queued = sum(leg.phase is Phase.QUEUED for leg in self._legs.values())
-        if num_queued >= self._limits.max_queued:
-            return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{num_queued} legs are queued")
-        if start.stage is Stage.PREFILL and self.num_hand_offs >= self._limits.max_exports:
-            return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{self.num_hand_offs} legs are for decode workers already")
-        if start.stage is Stage.DECODE:
-            num_pulls = sum(leg.is_queued_pull for leg in self._legs.values())
-            if num_pulls >= self._limits.max_queued_pulls:
-                return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"{num_pulls} legs wait for room to pull already")
-        return self._engine.limits.refusal(start)
+        return self._limits.refusal(start.stage, self._counts()) or self._engine.limits.refusal(start)
+
+    def _counts(self) -> LegCounts:
+        return LegCounts(
+            num_queued=sum(leg.phase is Phase.QUEUED for leg in self._legs.values()),
+            num_queued_pulls=sum(leg.is_queued_pull for leg in self._legs.values()),
+            num_hand_offs=sum(leg.can_hand_off for leg in self._unreleased.values()),
+        )
 
     def _end_overdue(self, now_s: float) -> None:
         for leg in list(self._legs.values()):
@@ -274,4 +273,6 @@ class Legs:
             self._tell(leg.link, update)
 
     def _tell(self, link: Link, update: LegUpdate) -> None:
+        if update.failure is not None and link is not self._health:
+            self._num_failures[update.failure.code] += 1
         self._updates.setdefault(link, []).append(update)

@@ -53,8 +53,6 @@ class SequenceGroups:
     def num_exports(self) -> int:
         return sum(group.export is not None for group in self._groups.values())
 
-    # --- what the worker asks for
-
     def add(self, run: Run) -> None:
         group = self._groups[run] = SequenceGroup(run)
         if run.sampling.grammar is None:
@@ -94,8 +92,6 @@ class SequenceGroups:
     def end_all(self) -> None:
         for group in list(self._groups.values()):
             self._end(group, "the worker stops")
-
-    # --- what the engine did
 
     def on_admitted(self, sequence: Sequence) -> None:
         """The sequence got its blocks; the first time, its group begins."""
@@ -168,8 +164,6 @@ class SequenceGroups:
             self.fail(group, error.code, str(error))
         else:
             self._scheduler.add(group.leader)
-
-    # --- hand-off
 
     def _begin_pull(self, group: SequenceGroup) -> None:
         leader = group.leader
@@ -247,8 +241,6 @@ class SequenceGroups:
         if leader.finish_reason is not None:
             self._scheduler.remove(leader)
 
-    # --- ends
-
     def _end(self, group: SequenceGroup, text: str) -> None:
         if group.phase is Phase.ENDED:
             return
@@ -268,14 +260,12 @@ class SequenceGroups:
         del self._groups[group.run]
         self._sink.released(group.run)
 
-    # --- small parts
-
     def _append(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
         if sequence.finish_reason is not None:
             return  # cancelled while the step ran
         position = sequence.num_output
         sequence.append(token_id)
-        sequence.finish_reason = self._finish_reason(sequence, token_id)
+        sequence.finish_reason = sequence.reason_to_finish()
         delta = TokenDelta(
             sequence=sequence.index,
             position=position,
@@ -284,16 +274,6 @@ class SequenceGroups:
             finish_reason=sequence.finish_reason,
         )
         self._sink.emitted(sequence.group.run, delta)
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        params = sequence.group.run.sampling
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP
-        if sequence.grammar is not None and sequence.grammar.is_complete(sequence.output_ids):
-            return FinishReason.STOP
-        if sequence.num_output >= params.max_tokens:
-            return FinishReason.LENGTH
-        return None
 
     def _post_export_released(self, group: SequenceGroup, reason: ReleaseReason) -> None:
         self._post(partial(self._on_export_released, group, reason))

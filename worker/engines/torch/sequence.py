@@ -66,6 +66,15 @@ class Sequence:
         self.token_ids.append(token_id)
         self.output_ids.append(token_id)
 
+    def reason_to_finish(self) -> FinishReason | None:
+        """What its newest token, among its output, means for it."""
+        params = self.group.run.sampling
+        if self.output_ids[-1] in params.stop_token_ids:
+            return FinishReason.STOP
+        if self.grammar is not None and self.grammar.is_complete(self.output_ids):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output >= params.max_tokens else None
+
     def chain(self, num_tokens: int, block_size: int) -> list[bytes]:
         """The hashes of the full blocks among the first `num_tokens` tokens."""
         extend_chain(self.hashes, self.group.run.root, self.token_ids, num_tokens, block_size)

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import secrets
 import socket
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,8 +29,10 @@ from tests.worker.engines.torch.engine_rig import (
 )
 from tests.worker.engines.torch.reference import prompt
 from worker.engines.compute_engine import FirstToken, Run
+from worker.engines.torch.runner import StepLogits
+from worker.engines.torch.scheduler import Chunk
 from worker.legs.hand_off import make_record
-from worker.legs.self_check import FAILURES_IN_A_ROW
+from worker.legs.step_health import FAILURES_IN_A_ROW
 
 LONG = dataclasses.replace(GREEDY, max_tokens=500)
 
@@ -276,6 +280,25 @@ def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: 
         assert node.master.result(starts[1]).failure is None
         node.flush()
         assert len(node.master.cached) == len(healthy) // BLOCK_SIZE
+
+
+def test_stop_returns_in_time_though_a_step_hangs(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30"""
+    is_held, may_go_on = threading.Event(), threading.Event()
+    with Node(tiny_llama) as node:
+        compute = node.engine._runner.step
+
+        def hang(chunks: Sequence[Chunk]) -> StepLogits:
+            is_held.set()
+            assert may_go_on.wait(PATIENCE_S)
+            return compute(chunks)
+
+        monkeypatch.setattr(node.engine._runner, "step", hang)
+        node.start(prompt(20, 30))
+        assert is_held.wait(PATIENCE_S)
+        assert not node.engine.stop(0.01)
+        may_go_on.set()
+        node.close()
 
 
 def test_nothing_that_ended_in_nan_stays_in_the_cache(tiny_llama: Path) -> None:

@@ -22,10 +22,10 @@ PROBE_LIMIT_S = 30.0
 PROBE_PRIORITY = -(2**31)  # before all that masters ask for
 
 
-class SelfCheck:
+class StepHealth:
     """A master of its own to the legs, which call it on the engine thread; `failing_reason` may be read on any."""
 
-    def __init__(self, begin: Callable[["SelfCheck", Start], None], max_context: int) -> None:
+    def __init__(self, begin: Callable[["StepHealth", Start], None], max_context: int) -> None:
         self._begin = begin
         self._num_tokens = min(2, max_context - 1)  # a prompt's step chooses the first, a decode's the second
         self._num_failures = 0
