@@ -20,6 +20,11 @@ def _policy(name: str) -> None:
         raise ValueError(f"must be one of {', '.join(POLICIES)}")
 
 
+def _root_path(value: str) -> None:
+    if value and not (value.startswith("/") and value.isascii() and not value.endswith("/")):
+        raise ValueError("must begin with a slash and not end with one")
+
+
 @dataclass(frozen=True)
 class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
     """Without --etcd_addr and --workers the master runs a registry of its own, for one machine."""
@@ -65,6 +70,20 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")
     http_server_port: int = flag(28888, "OpenAI API, health, metrics", group="Network", check=checks.port)
+    uds: Path | None = flag(None, "Unix socket to serve HTTP on, instead of host and http_server_port", group="Network")
+    root_path: str = flag(
+        "",
+        "Prefix that a proxy serves the HTTP API under; requests may come with or without it",
+        group="Network",
+        check=_root_path,
+    )
+    keep_alive_s: int = flag(
+        75,
+        "How long an idle HTTP connection is kept; longer than balancers do",
+        group="Network",
+        unit="s",
+        check=checks.at_least(1),
+    )
     rpc_server_port: int = flag(28889, "gRPC API", group="Network", check=checks.port)
     advertise_host: str | None = flag(None, "Host that others reach this master at; by default host", group="Network")
     max_body_bytes: int = flag(

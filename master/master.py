@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Awaitable
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
@@ -105,7 +106,13 @@ class Master:
         )
         app = create_app(self._service, http_config, metrics, keys=self._keys)
         self._http = HttpServer(
-            app, config.host, config.http_server_port, tls=None if self._tls is None else self._tls.context
+            app,
+            config.host,
+            config.http_server_port,
+            uds=config.uds,
+            tls=None if self._tls is None else self._tls.context,
+            root_path=config.root_path,
+            keep_alive_s=config.keep_alive_s,
         )
         self._rpc = client_server(
             self._service,
@@ -122,7 +129,7 @@ class Master:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
         stack.push_async_callback(self._workers.close)
         stack.push_async_callback(self._grammar_check.close)
-        await bind("http_server_port", config.http_server_port, self._http.bind())
+        await self._bind_http(self._http.bind())
         stack.push_async_callback(self._http.stop, 1.0)
         await bind("rpc_server_port", config.rpc_server_port, self._rpc.bind())
         stack.push_async_callback(self._rpc.close, 1.0)
@@ -134,7 +141,7 @@ class Master:
         readiness = asyncio.create_task(self._log_readiness(), name="readiness")
         stack.callback(readiness.cancel)
         await self._first_route()
-        await bind("http_server_port", config.http_server_port, self._http.start())
+        await self._bind_http(self._http.start())
         await self._rpc.start()
         if etcd is not None:
             await self._register(etcd, stack)
@@ -150,6 +157,12 @@ class Master:
 
     async def drained(self) -> None:
         await asyncio.gather(self._http.stop(None), self._rpc.close(self._config.drain_timeout_s))
+
+    async def _bind_http(self, start: Awaitable[None]) -> None:
+        if self._config.uds is not None:
+            await bind("uds", self._config.uds, start)
+        else:
+            await bind("http_server_port", self._config.http_server_port, start)
 
     async def _first_route(self) -> None:
         """Returns as soon as a request would succeed, or nobody is known that could serve it; or after a while."""
@@ -187,7 +200,7 @@ class Master:
         host = config.advertise_host or free_of_wildcard(config.host)
         record = MasterRecord(
             id=self._id,
-            http_address=join_host_port(host, self._http.port),
+            http_address=self._http.address(host),
             rpc_address=join_host_port(host, self._rpc.address.port),
             incarnation=time.time_ns(),
         )

@@ -10,27 +10,42 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from config.address import join_host_port
-from config.name_service import look_up
+from serving.http_listener import bind_path, bind_port, named
 from serving.http_protocol import ConnectionsState, HttpProtocol
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 30
-RESOLVE_S = 10.0
+# Balancers commonly keep idle connections for 60 s; whoever closes first must not be the one without requests to send.
+KEEP_ALIVE_S = 75
 # For requests to close what they hold, once their connections are dropped.
 DROP_S = 2.0
 
 
 class HttpServer:
-    def __init__(self, app: ASGIApp, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """`host` is a name, IPv4 or IPv6 without brackets; port 0 takes a free one."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        uds: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+        root_path: str = "",
+        keep_alive_s: int = KEEP_ALIVE_S,
+    ) -> None:
+        """`host` is a name, IPv4 or IPv6 without brackets; port 0 takes a free one; `uds` is served instead of both.
+
+        Requests may come with or without `root_path`, the prefix that a proxy before this server serves it under.
+        """
         self._tls = tls
         self._host = host
         self._wanted_port = port
+        self._uds = uds
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -43,7 +58,8 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                root_path=root_path,
+                timeout_keep_alive=keep_alive_s,
             )
         )
         self._serving: asyncio.Task[None] | None = None
@@ -53,17 +69,26 @@ class HttpServer:
     @property
     def port(self) -> int:
         """What was bound."""
-        assert self._port is not None, "the server was not bound"
+        assert self._port is not None, "no port was bound"
         return self._port
+
+    def address(self, host: str) -> str:
+        """Where it is reached by those who know this machine as `host`."""
+        return f"unix:{self._uds.resolve()}" if self._uds is not None else join_host_port(host, self.port)
 
     @property
     def url(self) -> str:
-        return f"{'http' if self._tls is None else 'https'}://{join_host_port(self._host, self.port)}"
+        if self._uds is not None:
+            return self.address(self._host)
+        return f"{'http' if self._tls is None else 'https'}://{self.address(self._host)}"
 
     async def bind(self) -> None:
         """Raises OSError, naming the address, if it can't be had."""
-        self._listener = await _bind(self._host, self._wanted_port)
-        self._port = self._listener.getsockname()[1]
+        if self._uds is not None:
+            self._listener = bind_path(self._uds)
+        else:
+            self._listener = await bind_port(self._host, self._wanted_port)
+            self._port = self._listener.getsockname()[1]
 
     async def start(self) -> None:
         """Binds if `bind` has not; returns once clients can connect. Raises OSError as `bind` does."""
@@ -73,7 +98,7 @@ class HttpServer:
         try:
             self._listener.listen(BACKLOG)
         except OSError as error:
-            raise _named(error, self._host, self._wanted_port) from error
+            raise named(error, self.address(self._host)) from error
         self._server.config.load()
         self._server.config.ssl = self._tls  # which uvicorn makes of files, once
         self._serving = asyncio.create_task(self._server.serve([self._listener]), name="http server")
@@ -98,6 +123,8 @@ class HttpServer:
             await serving
         if self._listener is not None:
             self._listener.close()
+            if self._uds is not None:
+                self._uds.unlink(missing_ok=True)
 
     async def _drop_connections(self) -> None:
         state = self._server.server_state
@@ -125,27 +152,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the process, which has more than this to stop."""
         yield
-
-
-async def _bind(host: str, port: int) -> socket.socket:
-    try:
-        found = await look_up(host, port, RESOLVE_S, socket.AI_PASSIVE)
-    except OSError as error:
-        raise _named(error, host, port) from error
-    family, where = found[0].family, found[0].where
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # the wildcard takes IPv4 as well, whatever the system's default
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
-        listener.bind(where)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise _named(error, host, port) from error
-    return listener
-
-
-def _named(error: OSError, host: str, port: int) -> OSError:
-    return OSError(error.errno, f"http address {join_host_port(host, port)}: {error.strerror or error}")

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from config.flags import FlagError
@@ -76,7 +77,7 @@ def end_process() -> NoReturn:
     os._exit(0)
 
 
-async def bind(flag_name: str, port: int, start: Awaitable[None]) -> None:
+async def bind(flag_name: str, port: int | Path, start: Awaitable[None]) -> None:
     """Raises FlagError naming the flag when the port can't be had."""
     try:
         await start

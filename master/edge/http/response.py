@@ -53,6 +53,7 @@ class HttpResponse:
         self._request_id = self._request_id or request_id.encode("ascii")
 
     async def start_stream(self) -> None:
+        self._scope.get("state", {})["filler"] = sse.FILLER
         await self._start(200, sse.HEADERS)
 
     async def write(self, events: bytes) -> None:

@@ -10,6 +10,7 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx holds events back
 ]
 DONE = b"data: [DONE]\n\n"
+FILLER = b":\n\n"  # a comment, which readers skip
 
 
 def event(json_text: bytes) -> bytes:
