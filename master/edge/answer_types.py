@@ -83,7 +83,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 class TextChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "cancelled"]
     logprobs: JsonObject | None
     stop_reason: str | int | None
     matched_stop: str | int | None

@@ -15,6 +15,7 @@ from dataclasses import replace
 from starlette.types import Receive, Scope, Send
 
 from master.edge.http.answer import Answer, StreamedAnswer
+from master.edge.http.batch import Batch
 from master.edge.http.caller import caller
 from master.edge.http.config import HttpConfig
 from master.edge.http.disconnect import ClientGone, raise_when_gone, until_gone
@@ -90,6 +91,9 @@ class GenerationEndpoint:
     ) -> None:
         is_stream = isinstance(answer, StreamedAnswer)
         generators = [self._service.generate(request) for request in requests]
+        if len(requests) > 1:
+            batch = Batch(len(requests))
+            generators = [batch.outputs(*pair) for pair in zip(requests, generators, strict=True)]
         async with aclosing(merged_outputs(generators)) as outputs:
             async for prompt, output in outputs:
                 timer.output(output)

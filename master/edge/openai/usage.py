@@ -22,6 +22,8 @@ class AnswerUsage:
         self._num_prompts = len(requests)
         self._unfinished = set(range(self._num_prompts * self._n))
         self._prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+        # one prompt of several may be cancelled by itself
+        self._finish_reasons = {*CLIENT_FINISH_REASONS, *([FinishReason.CANCELLED] if self._num_prompts > 1 else [])}
         self._streamed_tokens = 0
         self._cached_tokens = [0] * self._num_prompts
         self._final: list[Usage] = []
@@ -33,7 +35,7 @@ class AnswerUsage:
             self._streamed_tokens += len(delta.token_ids)
             if delta.finish_reason is None:
                 continue
-            if delta.finish_reason not in CLIENT_FINISH_REASONS:
+            if delta.finish_reason not in self._finish_reasons:
                 raise ServingError(ErrorKind.INTERNAL, f"generation ended with {delta.finish_reason.value}")
             self._unfinished.discard(self.index(prompt, delta.index))
         if output.cached_tokens is not None:

@@ -225,6 +225,42 @@ async def test_prompts_run_at_once_and_fall_together(edge: HttpEdge, stream: boo
     await all_closed(edge.service)
 
 
+def cancelled_if(texts: set[str], service: HttpService) -> Script:
+    """Prompts of these texts are cancelled after their first token."""
+    words = {tuple(service.tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+
+    async def script(request: GenerationRequest) -> Outputs:
+        yield token()
+        if request.prompt_ids in words:
+            raise ServingError(ErrorKind.CANCELLED, f"{request.id} was cancelled")
+        yield token("y", FinishReason.STOP, usage=Usage(1, 2, 0))
+
+    return script
+
+
+async def test_one_prompt_of_several_is_cancelled_alone(edge: HttpEdge) -> None:
+    """R42"""
+    edge.service.script = cancelled_if({"b"}, edge.service)
+    answer = await edge.client.post(COMPLETIONS, prompt=["a", "b", "c"])
+    ends = [(choice["text"], choice["finish_reason"]) for choice in answer.list_of("choices")]
+    assert ends == [("xy", "stop"), ("x", "cancelled"), ("xy", "stop")]
+    usage = answer.json()["usage"]
+    assert isinstance(usage, dict) and (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 5)
+    streamed: dict[int, str] = {}
+    *chunks, _ = await edge.client.stream(COMPLETIONS, prompt=["a", "b", "c"])
+    for chunk in chunks:
+        for choice in json.loads(chunk)["choices"]:
+            streamed[choice["index"]] = choice["finish_reason"]
+    assert streamed == {0: "stop", 1: "cancelled", 2: "stop"}
+
+
+@pytest.mark.parametrize("prompts", [["a"], ["a", "b"]])
+async def test_an_answer_of_which_nothing_is_left_is_cancelled(edge: HttpEdge, prompts: list[str]) -> None:
+    edge.service.script = cancelled_if(set(prompts), edge.service)
+    response = await edge.client.post(COMPLETIONS, prompt=prompts)
+    assert (response.status, response.error()["type"]) == (499, "cancelled_error")
+
+
 async def test_events_of_one_output_are_one_chunk_of_bytes(edge: HttpEdge) -> None:
     connection = await edge.client.start_post(CHAT, messages=HI, n=3, max_tokens=2, stream=True)
     await connection.read_until(b"\r\n\r\n")
