@@ -67,6 +67,9 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
         3600.0, "How long they are kept", group="Model", unit="s", check=checks.more_than(0.0)
     )
     enable_tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info, chat template included", group="Model")
+    parse_special_in_user_text: bool = flag(
+        False, "Markers such as <|im_end|> in what users and tools say become control tokens", group="Model"
+    )
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")
     http_server_port: int = flag(28888, "OpenAI API, health, metrics", group="Network", check=checks.port)

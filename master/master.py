@@ -27,7 +27,9 @@ from master.model_info import model_context
 from master.parsing.formats import ParserChoice, choose_parsers
 from master.routing.policies import POLICIES
 from master.text.chat_template import ChatTemplate
+from master.text.text_pool import TextPool
 from master.text.tokenizer import load_tokenizer
+from master.text.user_markers import UserMarkers
 from master.workers.greeting import MasterIdentity
 from master.workers.metrics import WorkersCollector
 from master.workers.session import Patience
@@ -83,17 +85,19 @@ class Master:
         )
         self._dispatcher = Dispatcher(parts, tokenizer)
         self._grammar_check = GrammarCheck()
+        self._text_pool = TextPool()
         self._service = MasterService(
             tokenizer,
             template,
             self._workers,
             self._dispatcher,
             self._grammar_check,
+            self._text_pool,
             names=config.served_model_name or (folder.resolve().name,),
             max_context=max_context,
             request_timeout_s=config.request_timeout_s,
+            user_markers=None if config.parse_special_in_user_text else UserMarkers(tokenizer.marker_ids),
         )
-        metrics = CollectorRegistry()
         metrics.register(WorkersCollector(lambda: self._workers.sessions))
         http_config = HttpConfig(
             max_body_bytes=config.max_body_bytes,
@@ -129,6 +133,7 @@ class Master:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
         stack.push_async_callback(self._workers.close)
         stack.push_async_callback(self._grammar_check.close)
+        stack.callback(self._text_pool.close)
         await self._bind_http(self._http.bind())
         stack.push_async_callback(self._http.stop, 1.0)
         await bind("rpc_server_port", config.rpc_server_port, self._rpc.bind())

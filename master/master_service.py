@@ -13,13 +13,18 @@ from master.request import GenerationRequest, RequestOptions
 from master.routing.router import largest_room, most_sequences
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
+from master.text.text_pool import TextPool
 from master.text.tokenizer import Tokenizer
+from master.text.user_markers import UserMarkers
 from master.validation import Limits, build_generation_request
 from master.workers.session import WorkerSession
 from master.workers.workers import Workers
+from protos.sampling_messages import Grammar
 from protos.session_messages import Role
 
 LEAVING = "this master is about to end"
+# a bad word is tokenised twice: some of them take as long as a prompt of 10,000 tokens
+WORD_COST = 500
 
 
 class MasterService:
@@ -32,16 +37,20 @@ class MasterService:
         workers: Workers,
         dispatcher: Dispatcher,
         grammar_check: GrammarCheck,
+        text_pool: TextPool,
         *,
         names: Sequence[str],
         max_context: int,
         request_timeout_s: float,
+        user_markers: UserMarkers | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._workers = workers
         self._dispatcher = dispatcher
         self._grammar_check = grammar_check
+        self._text_pool = text_pool
+        self._user_markers = user_markers
         self._max_context = max_context
         self._request_timeout_s = request_timeout_s
         created = int(time.time())
@@ -56,6 +65,14 @@ class MasterService:
     def chat_template(self) -> ChatTemplate:
         return self._chat_template
 
+    @property
+    def text_pool(self) -> TextPool:
+        return self._text_pool
+
+    @property
+    def user_markers(self) -> UserMarkers | None:
+        return self._user_markers
+
     def models(self) -> Sequence[ModelCard]:
         return list(self._cards.values())
 
@@ -69,7 +86,10 @@ class MasterService:
         return card
 
     async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
-        request = build_generation_request(
+        words = options.sampling.get("bad_words") or ()
+        request = await self._text_pool.run(
+            len(prompt_ids) + WORD_COST * (1 if isinstance(words, str) else len(words)),
+            build_generation_request,
             prompt_ids,
             options,
             model=self.resolve_model(options.model),
@@ -83,6 +103,9 @@ class MasterService:
         if options.grammar is not None:
             await self._grammar_check.check(options.grammar_field, options.grammar)
         return request
+
+    async def check_grammar(self, field: str, grammar: Grammar) -> None:
+        await self._grammar_check.check(field, grammar)
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         return self._dispatcher.generate(request)

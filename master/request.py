@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from master.text.reasoning_span import ReasoningSpan
 from protos.sampling_messages import Grammar, SamplingOptions, SamplingParams
 
 
@@ -42,5 +43,6 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     name: str | None = None
+    reasoning: ReasoningSpan | None = None  # where stop strings do not count
     answer_id: str | None = None  # under which its client knows it, perhaps together with others
     client_name: ClientName | None = None

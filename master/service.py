@@ -8,7 +8,10 @@ from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
 from master.routing.circuit import CircuitState
 from master.text.chat_template import ChatTemplate
+from master.text.text_pool import TextPool
 from master.text.tokenizer import Tokenizer
+from master.text.user_markers import UserMarkers
+from protos.sampling_messages import Grammar
 from protos.session_messages import LoadReport, Role
 
 
@@ -50,6 +53,14 @@ class Service(Protocol):
     @property
     def chat_template(self) -> ChatTemplate: ...
 
+    @property
+    def text_pool(self) -> TextPool: ...
+
+    @property
+    def user_markers(self) -> UserMarkers | None:
+        """Keeps control tokens out of what users say; None where they may write them."""
+        ...
+
     def models(self) -> Sequence[ModelCard]:
         """The served model under its name, then its aliases."""
         ...
@@ -60,6 +71,10 @@ class Service(Protocol):
 
     async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
         """Check everything that needs no worker. Raises ServingError naming the field."""
+        ...
+
+    async def check_grammar(self, field: str, grammar: Grammar) -> None:
+        """Raises ServingError naming `field` for one that outputs can't be kept to."""
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:

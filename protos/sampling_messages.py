@@ -98,6 +98,14 @@ class SamplingOptions(TypedDict, total=False):
         bool | None, Option("default true; false anyway if calls or reasoning are marked by special tokens")
     ]
     bad_words: Annotated[str | Sequence[str] | None, Option("never says these texts", Texts(1024, 1024, 16384))]
+    thinking_token_budget: Annotated[
+        int | None,
+        Option(
+            "most tokens of reasoning, -1 is no limit. Unset: half of all where a call or a format is demanded",
+            Range(-1, 2**31 - 1),
+            {Api.COMPLETIONS: None},
+        ),
+    ]
     priority: Annotated[int | None, Option("lower runs first. Default 0", Range(-100, 100))]
     cache_salt: Annotated[str | None, Option("prompts with different salts share no cache", Label(256))]
 

@@ -19,14 +19,17 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from master.edge.app import create_app
 from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
+from master.grammar.check import GrammarCheck
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
 from master.text.detokenizer import IncrementalDetokenizer
+from master.text.text_pool import TextPool
 from master.text.tokenizer import Tokenizer, load_tokenizer
+from master.text.user_markers import UserMarkers
 from master.validation import Limits, build_generation_request
-from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.sampling_messages import FinishReason, Grammar, TokenLogprobs
 from serving.http_server import HttpServer
 from serving.keys import Keys
 from tests.http_client import Client
@@ -78,6 +81,9 @@ class HttpService:
 
     def __init__(self, adds_bos: bool = False) -> None:
         self.tokenizer, self.chat_template = texts(adds_bos)
+        self.text_pool = TextPool()
+        self.user_markers: UserMarkers | None = UserMarkers(self.tokenizer.marker_ids)
+        self.grammar_check = GrammarCheck()
         self.script: Script = self.response
         self.requests: list[GenerationRequest] = []
         self.reason: str | None = None
@@ -111,6 +117,9 @@ class HttpService:
             new_id=lambda: f"r{next(self._numbers)}",
             now=time.monotonic,
         )
+
+    async def check_grammar(self, field: str, grammar: Grammar) -> None:
+        await self.grammar_check.check(field, grammar)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)

@@ -16,13 +16,16 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from master.edge.grpc.server import client_server
 from master.errors import ErrorKind, ServingError
+from master.grammar.check import GrammarCheck
 from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
+from master.text.text_pool import TextPool
 from master.text.tokenizer import Tokenizer, load_tokenizer
+from master.text.user_markers import UserMarkers
 from master.validation import Limits, build_generation_request
-from protos.sampling_messages import FinishReason, TokenLogprobs
+from protos.sampling_messages import FinishReason, Grammar, TokenLogprobs
 from protos.session_messages import LoadReport, Role, TransferCounters
 from serving.grpc_server import GrpcServer
 from serving.keys import Keys
@@ -96,6 +99,9 @@ class ScriptedService:
 
     def __init__(self) -> None:
         self.tokenizer, self.chat_template = trained_texts()
+        self.text_pool = TextPool()
+        self.user_markers: UserMarkers | None = UserMarkers(self.tokenizer.marker_ids)
+        self.grammar_check = GrammarCheck()
         self.requests: list[GenerationRequest] = []
         self.options: list[RequestOptions] = []
         self.refusals: deque[Exception] = deque()
@@ -138,6 +144,9 @@ class ScriptedService:
             new_id=lambda: f"request-{next(self._numbers)}",
             now=time.monotonic,
         )
+
+    async def check_grammar(self, field: str, grammar: Grammar) -> None:
+        await self.grammar_check.check(field, grammar)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)

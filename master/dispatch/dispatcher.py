@@ -18,6 +18,7 @@ from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput, Usage
 from master.request import GenerationRequest
 from master.routing.fleet_health import FleetHealth
+from master.text.stop_strings import StopStrings
 from master.text.tokenizer import Tokenizer
 from master.workers.leg import Leg
 
@@ -34,7 +35,8 @@ class Dispatcher:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Closing the generator cancels the request on every worker. Raises ServingError."""
         with self._parts.metrics.request() as count, self._admitted():
-            sequences = [SequenceText(request, index, self._tokenizer) for index in range(request.n)]
+            stops = StopStrings(request.stop)
+            sequences = [SequenceText(request, index, self._tokenizer, stops) for index in range(request.n)]
             run = RequestRun(request, self._parts)
             running = asyncio.create_task(run.run(), name=request.id)
             running.add_done_callback(lambda _: run.progress.wake())

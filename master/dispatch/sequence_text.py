@@ -2,6 +2,7 @@
 
 from master.output import ChoiceDelta
 from master.request import GenerationRequest
+from master.text.stop_strings import StopStrings
 from master.text.text_stream import TextStream
 from master.text.tokenizer import Tokenizer
 from protos.sampling_messages import FinishReason
@@ -9,7 +10,9 @@ from protos.session_messages import TokenDelta
 
 
 class SequenceText:
-    def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer) -> None:
+    """`stops` are the request's, shared by its sequences."""
+
+    def __init__(self, request: GenerationRequest, index: int, tokenizer: Tokenizer, stops: StopStrings) -> None:
         self.index = index
         self.num_tokens = 0
         self.is_finished = False
@@ -17,10 +20,11 @@ class SequenceText:
         self._text = TextStream(
             tokenizer,
             request.prompt_ids,
-            stops=request.stop,
+            stops=stops,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
             min_tokens=request.sampling.min_tokens,
+            reasoning=request.reasoning,
         )
 
     def take(self, delta: TokenDelta) -> list[ChoiceDelta]:

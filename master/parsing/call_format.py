@@ -23,6 +23,7 @@ class CallFormat:
 
     `tags` may be special tokens, so detokenising must not skip those. Where reasoning and answer are marked in the
     same way as calls, `new_reader` makes what reads all of an output, and `reasoning` has the tags of that.
+    `example` shows a model how to call that was not taught to.
     """
 
     name: str
@@ -33,3 +34,4 @@ class CallFormat:
     write: WriteCalls
     new_reader: Callable[[CallSeries], OutputParser] | None = None
     reasoning: ReasoningTags | None = None
+    example: str = ""

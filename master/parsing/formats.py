@@ -4,7 +4,7 @@ Another format is a file and a line in one of the two tables.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries
@@ -44,10 +44,22 @@ REASONING_TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class ParserChoice:
-    """None: the model writes no calls, or no reasoning, that could be read."""
+    """None: the model writes no calls, or no reasoning, that could be read.
+
+    `forced_calls` is how calls are written where a client demands one.
+    """
 
     calls: CallFormat | None = None
     reasoning: ReasoningTags | None = None
+    forced_calls: CallFormat | None = None
+
+    def for_forced_calls(self) -> "ParserChoice":
+        return replace(self, calls=self.calls or self.forced_calls)
+
+    def for_text(self) -> "ParserChoice":
+        """Nothing but reasoning is told from the answer."""
+        is_needed = self.calls is not None and self.calls.new_reader is not None
+        return self if is_needed else replace(self, calls=None)
 
     def new_parser(self, prompt: str, *, tools: Sequence[ToolDefinition] | None) -> OutputParser:
         """For one sequence. `prompt` is the rendered chat, whose end tells whether the template opened the reasoning;
@@ -80,7 +92,10 @@ def choose_parsers(tool_call_parser: str, reasoning_parser: str, chat_template: 
     """Raises ValueError for a name that is not known."""
     calls = _call_format(tool_call_parser, chat_template or "")
     reasoning = _reasoning_tags(reasoning_parser, chat_template or "")
-    return ParserChoice(calls, reasoning if calls is None or calls.reasoning is None else calls.reasoning)
+    if calls is not None and calls.reasoning is not None:
+        reasoning = calls.reasoning
+    # what a model was not taught it can still be made to write
+    return ParserChoice(calls, reasoning, HERMES if tool_call_parser == AUTO and calls is None else calls)
 
 
 def _call_format(name: str, template: str) -> CallFormat | None:

@@ -5,10 +5,15 @@ import re
 from collections.abc import Iterable, Mapping
 
 from protos.sampling_messages import Grammar, GrammarKind
+from serving.json_schema import compiled_schema, dumped_schema
 
 # As models write JSON in training. Whitespace left free lets an unlikely model write it for ever.
 JSON_STYLE: Mapping[str, object] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# a client's own schema may say otherwise
+DEFAULT_STYLE: Mapping[str, object] = {"whitespace_flexible": False}
 ANY_TEXT = r"/(?s:.*)/"
+# A limit on text without a token that ends it is one of characters, each a state of the lexer. A longer one is none.
+MAX_COUNTED_CHARACTERS = 4096
 
 
 class GrammarWriter:
@@ -30,8 +35,13 @@ class GrammarWriter:
         return " ".join(self._piece(piece) for piece in pieces)
 
     def json(self, schema: Mapping[str, object]) -> str:
+        """A JSON value, as models write it."""
+        return self.schema({**schema, "x-guidance": JSON_STYLE})
+
+    def schema(self, schema: Mapping[str, object]) -> str:
         """A JSON value. It is a grammar of its own, as a schema's references (#/$defs/…) count from its root."""
-        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}")
+        styled = {"x-guidance": DEFAULT_STYLE, **compiled_schema(schema)}
+        return self.rule(f"%json {dumped_schema(styled)}")
 
     def rule(self, expression: str, attributes: str = "") -> str:
         name = f"r{len(self._rules)}"
@@ -44,11 +54,16 @@ class GrammarWriter:
     def one_or_more(self, expression: str, between: str = "") -> str:
         return f"{expression} ({between} {expression})*"
 
-    def text_until(self, end: str) -> str:
-        """Any text up to the first `end`, which it includes."""
+    def text_until(self, end: str, max_tokens: int | None = None) -> str:
+        """Any text up to the first `end`, which it includes, and of at most so many tokens before that."""
+        if max_tokens == 0:
+            return self.text(end)
         if end in self._marker_ids:
-            return f"{self.rule(ANY_TEXT)} {self._piece(end)}"
-        return self.rule(ANY_TEXT, f"[suffix={json.dumps(end)}]")
+            limit = "" if max_tokens is None else f"[max_tokens={max_tokens}]"
+            return f"{self.rule(ANY_TEXT, limit)} {self._piece(end)}"
+        is_counted = max_tokens is not None and max_tokens <= MAX_COUNTED_CHARACTERS
+        text = f"/(?s:.{{0,{max_tokens}}})/" if is_counted else ANY_TEXT
+        return self.rule(text, f"[suffix={json.dumps(end)}]")
 
     def grammar(self, start: str) -> Grammar:
         return Grammar(GrammarKind.LARK, "\n".join([f"start: {start}", *self._rules]) + "\n")

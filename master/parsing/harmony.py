@@ -161,6 +161,7 @@ REASONING = ReasoningTags(
     open=f"{CHANNEL}analysis{MESSAGE}",
     close=END,
     before_answer=f"{START}assistant",
+    answer_opening=f"{CHANNEL}final{MESSAGE}",
 )
 HARMONY = CallFormat(
     name="harmony",

@@ -90,4 +90,5 @@ HERMES = CallFormat(
         after_arguments="}\n" + CLOSE,
         between="\n",
     ).write,
+    example=f'{OPEN}\n{{"name": "function", "arguments": {{"argument": "value"}}}}\n{CLOSE}',
 )

@@ -18,7 +18,8 @@ NEWLINES = "\r\n"
 class ReasoningTags:
     """`name` is what the flag calls them; a chat template that has `sign` tells that the model writes them.
 
-    `before_answer` is what the model writes between reasoning and answer, and is newlines if empty.
+    `before_answer` is what the model writes between reasoning and answer, and is newlines if empty. An answer that is
+    no call begins with `answer_opening`.
     """
 
     name: str
@@ -26,10 +27,15 @@ class ReasoningTags:
     open: str
     close: str
     before_answer: str = ""
+    answer_opening: str = ""
 
     def are_open_after(self, prompt: str) -> bool:
         """Whether the prompt's text ends within reasoning, as with templates that write the opening tag."""
         return prompt.rstrip().endswith(self.open)
+
+    def are_closed_after(self, prompt: str) -> bool:
+        """Whether the prompt's text ends with reasoning, as with templates that leave it out where it is not wanted."""
+        return prompt.rstrip().endswith(self.close)
 
 
 THINK = ReasoningTags("think", "</think>", "<think>", "</think>")

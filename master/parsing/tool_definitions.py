@@ -19,10 +19,11 @@ class ToolError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """`parameters` is the JSON schema of the arguments, of which it says that they are an object."""
+    """`parameters` is the JSON schema of the arguments, of which it says that they are an object; it came at `path`."""
 
     name: str
     parameters: Mapping[str, object]
+    path: str = ""
 
 
 def read_tools(tools: Sequence[object]) -> tuple[ToolDefinition, ...]:
@@ -50,6 +51,7 @@ def _read_tool(where: str, tool: object) -> ToolDefinition:
     return ToolDefinition(
         _read_name(f"{where}.function.name", function.get("name")),
         _read_parameters(f"{where}.function.parameters", function.get("parameters")),
+        f"{where}.function.parameters",
     )
 
 

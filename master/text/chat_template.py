@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
+from jinja2.meta import find_undeclared_variables
 
-from master.text.content_form import ContentForm, content_form
+from master.text.content_form import content_form
+from master.text.message_form import MessageForm, message_form
 from master.text.model_folder import ModelFolder
 from master.text.special_tokens import SpecialTokens
 from master.text.template_environment import TemplateEnvironment, render_bounded
@@ -42,7 +44,9 @@ class ChatTemplate:
         """`special_tokens` are texts by names such as `bos_token`. Raises TemplateError for bad syntax."""
         environment = TemplateEnvironment()
         self._special_tokens = dict(special_tokens)
-        self._templates = {name: _Compiled(environment, name, source) for name, source in templates.items()}
+        self._templates = {
+            name: _Compiled(environment, name, source, self._special_tokens) for name, source in templates.items()
+        }
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate":
@@ -62,8 +66,15 @@ class ChatTemplate:
         return cls(templates, SpecialTokens.load(model_folder).texts)
 
     @property
-    def can_render(self) -> bool:
-        return _DEFAULT in self._templates
+    def shows_tools(self) -> bool:
+        """Whether chats with tools tell the model of them."""
+        template = self._templates.get(_TOOL_USE, self._templates.get(_DEFAULT))
+        return template is not None and template.shows_tools
+
+    @property
+    def takes_system(self) -> bool:
+        template = self._templates.get(_DEFAULT)
+        return template is None or template.form.takes_system
 
     @property
     def source(self) -> str | None:
@@ -95,7 +106,7 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise TemplateError("continue_final_message and add_generation_prompt exclude each other")
         try:
-            prepared = template_messages(messages, template.content_form)
+            prepared = template_messages(messages, template.form)
             final_text = _tag_final_message(prepared) if continue_final_message else None
             variables: dict[str, object] = {"documents": None, **self._special_tokens}
             variables |= {name: plain(value) for name, value in (chat_template_kwargs or {}).items()}
@@ -119,13 +130,25 @@ class ChatTemplate:
 
 
 class _Compiled:
-    def __init__(self, environment: TemplateEnvironment, name: str, source: str) -> None:
+    def __init__(
+        self, environment: TemplateEnvironment, name: str, source: str, special_tokens: Mapping[str, str]
+    ) -> None:
         self.source = source
+        self._special_tokens = special_tokens
         try:
-            self.content_form: ContentForm = content_form(environment.parse(source))
+            parsed = environment.parse(source)
             self.compiled: jinja2.Template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
+        self.shows_tools = "tools" in find_undeclared_variables(parsed)
+        self.form: MessageForm = message_form(self._try, content_form(parsed))
+
+    def _try(self, messages: Sequence[dict[str, object]]) -> str | None:
+        variables = {"documents": None, "tools": None, "add_generation_prompt": False, **self._special_tokens}
+        try:
+            return render_bounded(self.compiled, {**variables, "messages": messages})
+        except _TEMPLATE_FAULTS:
+            return None
 
 
 def _declared_templates(declared: object) -> dict[str, str]:

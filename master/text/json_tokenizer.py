@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from master.text.decoder_rules import DecoderRules
+from master.text.markers import is_marker
 from master.text.model_folder import ModelFolder, ModelFolderError
 from master.text.special_tokens import SpecialTokens
 from master.text.surrogates import refuse_lone_surrogates
@@ -24,6 +25,11 @@ class JsonTokenizer:
         library.no_padding()
         self._library = library
         self.vocabulary = _vocabulary(library)
+        added = library.get_added_tokens_decoder()
+        self.special_texts = frozenset(token.content for token in added.values() if token.special)
+        self.marker_ids = {
+            token.content: token_id for token_id, token in added.items() if token.special or is_marker(token.content)
+        }
         self.bos_id = special_tokens.resolve_bos(library.token_to_id)
         self.eos_ids = special_tokens.resolve_eos(library.token_to_id)
 

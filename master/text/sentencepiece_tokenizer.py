@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sentencepiece import SentencePieceProcessor
 
+from master.text.markers import is_marker
 from master.text.model_folder import ModelFolder, ModelFolderError
 from master.text.special_tokens import SpecialTokens
 from master.text.surrogates import refuse_lone_surrogates
@@ -43,6 +44,14 @@ class SentencePieceTokenizer:
             "(" + "|".join(re.escape(text) for text in sorted(self._whole_tokens, key=len, reverse=True)) + ")"
         )
         self.vocabulary = _vocabulary(processor, pieces, added, frozenset(control))
+        self.special_texts = frozenset(
+            text for text, token_id in self._whole_tokens.items() if token_id in self.vocabulary.special_ids
+        )
+        self.marker_ids = {
+            text: token_id
+            for text, token_id in self._whole_tokens.items()
+            if text in self.special_texts or is_marker(text)
+        }
         self.bos_id = special_tokens.resolve_bos(self._token_to_id)
         if self.bos_id is None:
             self.bos_id = _present(processor.bos_id())

@@ -18,51 +18,17 @@ class StopOutcome:
     matched_stop: str | None = None
 
 
-class StopMatcher:
-    """Of several matches the one that is complete first wins, so how the text was cut into pieces changes nothing.
+class StopStrings:
+    """The stops of a request, for all its sequences: immutable once made.
 
-    Of those that end at the same character the longest wins.
+    State 0 is the empty text. `matched[state]` is the longest stop that ends there, and `num_held[state]`
+    the length of the longest end of the text that a further character may still lead on to a stop.
     """
 
-    def __init__(self, stops: Sequence[str], include_stop: bool) -> None:
+    def __init__(self, stops: Sequence[str] = ()) -> None:
         """Raises ValueError for an empty stop string."""
         if "" in stops:
             raise ValueError("a stop string is empty")
-        self._automaton = _Automaton(stops)
-        self._include_stop = include_stop
-        self._state = 0
-        self._held = ""
-
-    def feed(self, delta: str, can_match: bool = True) -> StopOutcome:
-        """Takes the next text; a stop whose last character is in it counts only if `can_match`.
-
-        Nothing may be fed after a match.
-        """
-        automaton, state = self._automaton, self._state
-        if state == 0 and automaton.begins_nowhere_in(delta):
-            return StopOutcome(delta)
-        text = self._held + delta
-        for end, character in enumerate(delta, start=len(self._held) + 1):
-            state = automaton.step(state, character)
-            stop = automaton.matched[state]
-            if stop is not None and can_match:
-                self._state, self._held = 0, ""
-                return StopOutcome(text[: end if self._include_stop else end - len(stop)], stop)
-        num_released = len(text) - automaton.num_held[state]
-        self._state, self._held = state, text[num_released:]
-        return StopOutcome(text[:num_released])
-
-    def flush(self) -> str:
-        """What was held back, once no more text comes."""
-        held, self._state, self._held = self._held, 0, ""
-        return held
-
-
-class _Automaton:
-    """State 0 is the empty text. `matched[state]` is the longest stop that ends there, and `num_held[state]`
-    the length of the longest end of the text that a further character may still lead on to a stop."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self._fallback = [0]
         self.matched: list[str | None] = [None]
@@ -104,3 +70,40 @@ class _Automaton:
             for character, following in self._next[state].items():
                 self._fallback[following] = self.step(fallback, character)
                 queue.append(following)
+
+
+class StopMatcher:
+    """Of several matches the one that is complete first wins, so how the text was cut into pieces changes nothing.
+
+    Of those that end at the same character the longest wins.
+    """
+
+    def __init__(self, stops: StopStrings, include_stop: bool) -> None:
+        self._automaton = stops
+        self._include_stop = include_stop
+        self._state = 0
+        self._held = ""
+
+    def feed(self, delta: str, can_match: bool = True) -> StopOutcome:
+        """Takes the next text; a stop whose last character is in it counts only if `can_match`.
+
+        Nothing may be fed after a match.
+        """
+        automaton, state = self._automaton, self._state
+        if state == 0 and automaton.begins_nowhere_in(delta):
+            return StopOutcome(delta)
+        text = self._held + delta
+        for end, character in enumerate(delta, start=len(self._held) + 1):
+            state = automaton.step(state, character)
+            stop = automaton.matched[state]
+            if stop is not None and can_match:
+                self._state, self._held = 0, ""
+                return StopOutcome(text[: end if self._include_stop else end - len(stop)], stop)
+        num_released = len(text) - automaton.num_held[state]
+        self._state, self._held = state, text[num_released:]
+        return StopOutcome(text[:num_released])
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._state, self._held = self._held, 0, ""
+        return held

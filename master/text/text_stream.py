@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from master.text.detokenizer import IncrementalDetokenizer
-from master.text.stop_strings import StopMatcher
+from master.text.reasoning_span import ReasoningSpan, ReasoningSplitter
+from master.text.stop_strings import StopMatcher, StopStrings
 from master.text.tokenizer import Tokenizer
+
+NO_STOPS = StopStrings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class TextDelta:
 
 
 class TextStream:
-    """Decodes output ids and ends the text at a stop string.
+    """Decodes output ids and ends the text at a stop string, which counts outside `reasoning` only.
 
     As in vLLM, a stop counts only if a token after the first `min_tokens` completes it. The id that ends a
     sequence (EOS, a stop token) is not to be fed if its text must not be seen.
@@ -35,14 +38,15 @@ class TextStream:
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int],
         *,
-        stops: Sequence[str] = (),
+        stops: StopStrings = NO_STOPS,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        reasoning: ReasoningSpan | None = None,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
         self._stop_matcher = StopMatcher(stops, include_stop)
+        self._splitter = ReasoningSplitter(reasoning)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._num_characters = 0
@@ -69,11 +73,17 @@ class TextStream:
             return TextDelta("", 0, matched_stop=self._matched_stop)
         text = self._release(self._detokenizer.finish())
         if self._matched_stop is None:
+            text += self._match(self._splitter.flush())
+        if self._matched_stop is None:
             text += self._stop_matcher.flush()
         return TextDelta(text, 0, matched_stop=self._matched_stop)
 
     def _release(self, decoded: str) -> str:
         self._num_characters += len(decoded)
-        outcome = self._stop_matcher.feed(decoded, can_match=self._num_tokens > self._min_tokens)
+        reasoning, answer = self._splitter.split(decoded)
+        return reasoning + self._match(answer)
+
+    def _match(self, answer: str) -> str:
+        outcome = self._stop_matcher.feed(answer, can_match=self._num_tokens > self._min_tokens)
         self._matched_stop = outcome.matched_stop
         return outcome.text

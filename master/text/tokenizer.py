@@ -1,6 +1,6 @@
 """Text to token ids and back, the same way for every kind of tokenizer file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,14 @@ class Tokenizer(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def marker_ids(self) -> Mapping[str, int]:
+        """Texts that are one token and never written with others: special tokens, and added ones in brackets."""
+        ...
+
+    @property
+    def special_texts(self) -> frozenset[str]: ...
 
     @property
     def bos_id(self) -> int | None: ...

@@ -9,9 +9,10 @@ text can be decoded token by token, in constant time each, and never differs fro
 """
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 _REPLACE_EACH_BYTE = "pdserve-replace-each-byte"
 
@@ -44,6 +45,19 @@ class Vocabulary:
     leading_space: LeadingSpace
     invalid_bytes: InvalidBytes
     verbatim_ids: frozenset[int] = frozenset()
+
+    @cached_property
+    def num_longest_bytes(self) -> int:
+        """A text has at least so many tokens as this goes into its bytes."""
+        return max(map(len, self.token_bytes), default=1) or 1
+
+    def position_without_text(self, token_ids: Sequence[int]) -> int | None:
+        """Where the first id is that means nothing. It has no text, and text cannot be cut to it."""
+        known = len(self.token_bytes)
+        wrong = (
+            at for at, token_id in enumerate(token_ids) if not 0 <= token_id < known or not self.token_bytes[token_id]
+        )
+        return next(wrong, None)
 
     def bytes_of(self, token_id: int, skip_special_tokens: bool) -> bytes:
         """Raises ValueError for a negative id."""

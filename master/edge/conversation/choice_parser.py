@@ -51,4 +51,5 @@ class ChoiceParser:
     def _finish_reason(self, delta: ChoiceDelta) -> FinishReason | None:
         """A stop string of the client's may have cut a call short."""
         has_stopped_itself = delta.finish_reason is FinishReason.STOP and not isinstance(delta.matched_stop, str)
-        return FinishReason.TOOL_CALLS if has_stopped_itself and self._parser.has_tool_calls else delta.finish_reason
+        has_called = self._parser.has_tool_calls and self._max_calls != 0
+        return FinishReason.TOOL_CALLS if has_stopped_itself and has_called else delta.finish_reason

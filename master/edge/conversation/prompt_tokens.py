@@ -1,46 +1,99 @@
 """A request's prompt as token ids."""
 
-import asyncio
+from collections.abc import Sequence
 
 from master.edge.conversation.conversation import Conversation
 from master.edge.fields.tools import Tools
 from master.errors import invalid
+from master.parsing.call_format import CallFormat
+from master.parsing.tool_prompt import with_tools
 from master.service import Service
+from master.text.user_markers import CUT
+from master.validation import CONTEXT_EXCEEDED
+from protos.option import shown
 
-# Longer ones go to a thread: they would hold up every stream of this process.
-MAX_CHARACTERS_IN_LOOP = 10_000
 
-
-async def encode_text(service: Service, field: str, text: str, add_special_tokens: bool) -> list[int]:
-    """Raises ServingError naming the field."""
-    if len(text) > MAX_CHARACTERS_IN_LOOP:
-        return await asyncio.to_thread(_encode, service, field, text, add_special_tokens)
-    return _encode(service, field, text, add_special_tokens)
+async def encode_text(
+    service: Service, field: str, text: str, add_special_tokens: bool, max_tokens: int | None = None
+) -> list[int]:
+    """A text that must have more than `max_tokens`, by its length, is not tokenised. Raises ServingError."""
+    return await service.text_pool.run(len(text), _encode, service, field, [text], add_special_tokens, max_tokens)
 
 
 async def encode_chat(
-    service: Service, conversation: Conversation, tools: Tools | None, num_body_bytes: int
+    service: Service,
+    conversation: Conversation,
+    tools: Tools | None,
+    num_body_bytes: int,
+    calls: CallFormat | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
-    """By the model's chat template, which writes special tokens itself.
+    """By the model's chat template, which writes special tokens itself. `calls` is how the model calls, if it can.
 
-    Raises ServingError naming the message that is wrong, or with the template's own text.
+    What must have more than `max_tokens`, by its length, is not tokenised. Raises ServingError naming the message that
+    is wrong, or with the template's own text.
     """
-    if num_body_bytes > MAX_CHARACTERS_IN_LOOP:
-        return await asyncio.to_thread(_encode_chat, service, conversation, tools)
-    return _encode_chat(service, conversation, tools)
+    return await service.text_pool.run(num_body_bytes, _encode_chat, service, conversation, tools, calls, max_tokens)
 
 
-def _encode(service: Service, field: str, text: str, add_special_tokens: bool) -> list[int]:
+async def check_ids(service: Service, field: str, token_ids: Sequence[int]) -> None:
+    """Raises ServingError naming an id that the tokenizer has no text for."""
+    await service.text_pool.run(len(token_ids), _check_ids, service, field, token_ids)
+
+
+async def decode_ids(service: Service, field: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """Raises ServingError as `check_ids` does."""
+    return await service.text_pool.run(len(token_ids), _decode, service, field, token_ids, skip_special_tokens)
+
+
+def _check_ids(service: Service, field: str, token_ids: Sequence[int]) -> None:
+    vocabulary = service.tokenizer.vocabulary
+    position = vocabulary.position_without_text(token_ids)
+    if position is not None:
+        known = f"ids are 0 … {len(vocabulary.token_bytes) - 1}"
+        told = f"{field}[{position}] is token id {shown(token_ids[position])}, which has no text here; {known}"
+        raise invalid(field, told)
+
+
+def _decode(service: Service, field: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    _check_ids(service, field, token_ids)
+    return service.tokenizer.decode(token_ids, skip_special_tokens)
+
+
+def _encode(
+    service: Service, field: str, texts: Sequence[str], add_special_tokens: bool, max_tokens: int | None
+) -> list[int]:
+    """Of texts that are tokenised apart, and follow each other."""
+    tokenizer = service.tokenizer
+    if max_tokens is not None:
+        num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if num_bytes > max_tokens * tokenizer.vocabulary.num_longest_bytes:
+            told = f"{field} has {num_bytes} bytes, more than the model's context of {max_tokens} tokens can hold"
+            raise invalid(field, told, code=CONTEXT_EXCEEDED)
+    ids: list[int] = []
     try:
-        return service.tokenizer.encode(text, add_special_tokens)
+        for number, text in enumerate(texts):
+            ids += tokenizer.encode(text, add_special_tokens and number == 0)
     except ValueError as error:
         raise invalid(field, f"{field}: {error}") from error
+    return ids
 
 
-def _encode_chat(service: Service, conversation: Conversation, tools: Tools | None) -> list[int]:
+def _encode_chat(
+    service: Service,
+    conversation: Conversation,
+    tools: Tools | None,
+    calls: CallFormat | None,
+    max_tokens: int | None,
+) -> list[int]:
     messages, kwargs = conversation.template_messages(), conversation.template_kwargs()
+    template = service.chat_template
+    if (markers := service.user_markers) is not None:
+        messages = [markers.cut(message) for message in messages]
+    if tools and calls is not None and not template.shows_tools:
+        messages = with_tools(messages, tools, calls, takes_system=template.takes_system)
     try:
-        text = service.chat_template.render(
+        text = template.render(
             messages,
             tools,
             conversation.adds_generation_prompt,
@@ -49,4 +102,4 @@ def _encode_chat(service: Service, conversation: Conversation, tools: Tools | No
         )
     except ValueError as error:  # TemplateError
         raise invalid("messages", str(error)) from error
-    return _encode(service, "messages", text, conversation.adds_special_tokens)
+    return _encode(service, "messages", text.split(CUT), conversation.adds_special_tokens, max_tokens)

@@ -13,11 +13,15 @@ Tools = list[dict[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`template_tools` are what the chat template shows the model: none if it must not call."""
+    """`template_tools` are what the chat template shows the model: none if it must not call.
+
+    `rename` turns the path of a field into what the client knows it as.
+    """
 
     choice: ToolChoice
     is_parallel: bool
     template_tools: Tools | None
+    rename: Callable[[str], str] = str
 
     @property
     def may_call(self) -> bool:
@@ -32,14 +36,17 @@ def read_tool_use(
 ) -> ToolUse:
     """`tools` and `tool_choice` in the form of chat completions; `is_parallel` is true unless said otherwise.
 
-    `rename` turns the path of a field into what the client knows it as. Raises ServingError naming what is wrong.
+    Raises ServingError naming what is wrong.
     """
     for index, tool in enumerate(tools or ()):
         check_nesting(f"tools[{index}]", tool)
     try:
-        choice = read_tool_choice(tool_choice, read_tools(tools or ()))
+        every = read_tools(tools or ())
+        choice = read_tool_choice(tool_choice, every)
     except ToolError as error:
         field = rename(error.field)
         raise invalid(field, str(error).replace(error.field, field, 1)) from error
-    shown = list(tools or ()) if choice.mode is not ToolChoiceMode.NONE else []
-    return ToolUse(choice, is_parallel is not False, shown or None)
+    # the model hears of all functions of which one is named, but only of those that are allowed
+    heard = {ToolChoiceMode.NONE: (), ToolChoiceMode.NAMED: every}.get(choice.mode, choice.tools)
+    shown = [tool for tool, definition in zip(tools or (), every, strict=True) if definition in heard]
+    return ToolUse(choice, is_parallel is not False, shown or None, rename)

@@ -14,7 +14,6 @@ INSTEAD = {
     "kv_transfer_params": "KV is moved without being asked",
     "bootstrap_room": "KV is moved without being asked",
 }
-UNLIMITED = -1
 
 
 class UnsupportedFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +37,6 @@ class UnsupportedFields(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: object = None
     ec_transfer_params: object = None
     vllm_xargs: object = None
-    thinking_token_budget: int | None = None
     # SGLang's
     input_ids: object = None
     task: object = None
@@ -60,10 +58,6 @@ class UnsupportedFields(msgspec.Struct, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises ServingError naming the first that is set. Null, false and what is empty ask for nothing."""
         for field in UnsupportedFields.__struct_fields__:
-            if field == "thinking_token_budget":
-                is_asked = self.thinking_token_budget not in (None, UNLIMITED)
-            else:
-                is_asked = bool(getattr(self, field))
-            if is_asked:
+            if getattr(self, field):
                 instead = f"; {INSTEAD[field]}" if field in INSTEAD else ""
                 raise invalid(field, f"{field} is set, which is not supported here{instead}")

@@ -1,8 +1,5 @@
 """The conversation of a gRPC chat, and the tools it may use."""
 
-import asyncio
-
-from master.edge.conversation.prompt_tokens import MAX_CHARACTERS_IN_LOOP
 from master.edge.fields.nesting import check_nesting
 from master.edge.fields.tools import ToolUse, read_tool_use
 from master.edge.grpc.codec import decode_messages, decode_object, decode_objects, decode_value
@@ -17,13 +14,11 @@ class GrpcConversation:
     def num_bytes(self) -> int:
         return self._request.ByteSize()
 
-    async def tool_use(self) -> ToolUse:
-        """Raises ServingError naming the field, or the path within its JSON as OpenAI calls it."""
-        if len(self._request.tools_json) + len(self._request.tool_choice_json) > MAX_CHARACTERS_IN_LOOP:
-            return await asyncio.to_thread(self._tool_use)
-        return self._tool_use()
+    def tool_use(self) -> ToolUse:
+        """Takes time in proportion to `num_bytes`.
 
-    def _tool_use(self) -> ToolUse:
+        Raises ServingError naming the field, or the path within its JSON as OpenAI calls it.
+        """
         request = self._request
         tools = decode_objects("tools_json", request.tools_json) if request.tools_json else None
         choice = decode_value("tool_choice_json", request.tool_choice_json) if request.tool_choice_json else None

@@ -4,19 +4,18 @@ Streams are written with `context.write`, not by an async generator: a handler t
 await the moment the client leaves, while a suspended generator is only closed when it is collected.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
 from master.edge.conversation.chat_request import ChatRequests
 from master.edge.conversation.choice_parser import ChoiceParser
-from master.edge.conversation.prompt_tokens import MAX_CHARACTERS_IN_LOOP
+from master.edge.conversation.prompt_tokens import decode_ids
 from master.edge.grpc.chat import GrpcConversation
 from master.edge.grpc.codec import decode_options, encode_output
 from master.edge.grpc.prompt import generate_prompt, tokenize_prompt
 from master.edge.grpc.status import Context, answering
-from master.errors import ErrorKind, ServingError, invalid
+from master.errors import ErrorKind, ServingError
 from master.parsing.formats import ParserChoice
 from master.request import GenerationRequest
 from master.service import Service
@@ -43,7 +42,7 @@ class Inference(InferenceServicer):
         async with answering(context):
             self._service.resolve_model(request.options.model or None)
             conversation = GrpcConversation(request)
-            tools = await conversation.tool_use()
+            tools = await self._service.text_pool.run(conversation.num_bytes, conversation.tool_use)
             options = decode_options(request.options, _time_limit_s(context))
             chat = await self._chats.make(
                 conversation, options, tools, num_body_bytes=conversation.num_bytes, names=CHAT_NAMES
@@ -71,17 +70,8 @@ class Inference(InferenceServicer):
     async def Detokenize(self, request: wire.DetokenizeRequest, context: Context) -> wire.DetokenizeResponse:
         async with answering(context):
             self._service.resolve_model(request.model or None)
-            return wire.DetokenizeResponse(text=await self._detokenize(list(request.token_ids)))
-
-    async def _detokenize(self, token_ids: list[int]) -> str:
-        tokenizer = self._service.tokenizer
-        if token_ids and (largest := max(token_ids)) >= tokenizer.vocab_size:
-            raise invalid(
-                "token_ids", f"token_ids: {largest} is not below the vocabulary's size {tokenizer.vocab_size}"
-            )
-        if len(token_ids) <= MAX_CHARACTERS_IN_LOOP:
-            return tokenizer.decode(token_ids, skip_special_tokens=False)
-        return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=False)
+            ids = list(request.token_ids)
+            return wire.DetokenizeResponse(text=await decode_ids(self._service, "token_ids", ids, False))
 
     async def ListModels(self, request: wire.ListModelsRequest, context: Context) -> wire.ListModelsResponse:
         async with answering(context):

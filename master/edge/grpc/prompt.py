@@ -1,6 +1,6 @@
 """The prompt of a gRPC request as token ids: given, tokenised, or rendered through the chat template."""
 
-from master.edge.conversation.prompt_tokens import encode_chat, encode_text
+from master.edge.conversation.prompt_tokens import check_ids, encode_chat, encode_text
 from master.edge.grpc.chat import GrpcConversation
 from master.errors import invalid
 from master.service import Service
@@ -12,9 +12,12 @@ async def generate_prompt(service: Service, request: wire.GenerateRequest) -> li
     match request.WhichOneof("prompt"):
         case "text":
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            return await encode_text(service, "prompt", request.text, special)
+            max_tokens = service.resolve_model(None).max_context
+            return await encode_text(service, "prompt", request.text, special, max_tokens)
         case "token_ids":
-            return list(request.token_ids.ids)
+            ids = list(request.token_ids.ids)
+            await check_ids(service, "prompt", ids)
+            return ids
         case _:
             raise invalid("prompt", "prompt is not set; give text or token_ids")
 
@@ -22,7 +25,7 @@ async def generate_prompt(service: Service, request: wire.GenerateRequest) -> li
 async def chat_prompt(service: Service, request: wire.ChatRequest) -> list[int]:
     """Raises ServingError naming the field, with the template's own text where the template refuses."""
     conversation = GrpcConversation(request)
-    tools = await conversation.tool_use()
+    tools = await service.text_pool.run(conversation.num_bytes, conversation.tool_use)
     return await encode_chat(service, conversation, tools.template_tools, conversation.num_bytes)
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from master.edge.conversation.prompt_tokens import encode_chat
+from master.edge.fields.tools import ToolUse
 from master.edge.http.json_object import encode
 from master.edge.http.request_body import decode_body
 from master.edge.messages.body import CountTokensBody
@@ -18,7 +19,11 @@ class CountTokens:
 
     async def __call__(self, body_bytes: bytes) -> bytes:
         """`{"input_tokens"}`: exactly those that /v1/messages would compute. Raises ServingError."""
+        body, tools = await self._service.text_pool.run(len(body_bytes), self._read, body_bytes)
+        ids = await encode_chat(self._service, body, tools.template_tools, len(body_bytes))
+        return encode({"input_tokens": len(ids)})
+
+    def _read(self, body_bytes: bytes) -> tuple[CountTokensBody, ToolUse]:
         body = decode_body(body_bytes, self._decoder)
         self._service.resolve_model(body.model)
-        ids = await encode_chat(self._service, body, body.tool_use().template_tools, len(body_bytes))
-        return encode({"input_tokens": len(ids)})
+        return body, body.tool_use()

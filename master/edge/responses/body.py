@@ -152,8 +152,11 @@ def _chat_choice(choice: str | dict[str, object] | None) -> object:
     match choice:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools" | "custom" as kind}:
-            raise invalid("tool_choice", f"tool_choice is of type {kind}; not supported here")
+        case {"type": "allowed_tools", "tools": list(tools), **fields}:
+            allowed = [_chat_choice(tool) if isinstance(tool, dict) else tool for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": fields.get("mode"), "tools": allowed}}
+        case {"type": "custom"}:
+            raise invalid("tool_choice", "tool_choice is of type custom; not supported here")
     return choice
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from master.edge.chat.body import ChatBody
-from master.edge.conversation.prompt_tokens import encode_chat, encode_text
+from master.edge.conversation.prompt_tokens import decode_ids, encode_chat, encode_text
 from master.edge.http.json_object import encode
 from master.edge.http.request_body import decode_body
 from master.errors import invalid
@@ -29,14 +29,15 @@ class Tokenize:
 
     async def __call__(self, body_bytes: bytes) -> bytes:
         """`{"tokens", "count", "max_model_len", "token_strs"}`, the last null unless asked for. Raises ServingError."""
-        body = decode_body(body_bytes, self._decoder)
+        body = await self._service.text_pool.run(len(body_bytes), decode_body, body_bytes, self._decoder)
         model = self._service.resolve_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "prompt and messages are both set or both missing; one of them is needed")
         if body.prompt is not None:
             ids = await encode_text(self._service, "prompt", body.prompt, body.add_special_tokens is not False)
         else:
-            ids = await encode_chat(self._service, body, body.tool_use().template_tools, len(body_bytes))
+            tools = await self._service.text_pool.run(len(body_bytes), body.tool_use)
+            ids = await encode_chat(self._service, body, tools.template_tools, len(body_bytes))
         tokenizer = self._service.tokenizer
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context, "token_strs": texts}
@@ -50,11 +51,6 @@ class Detokenize:
 
     async def __call__(self, body_bytes: bytes) -> bytes:
         """`{"prompt": text}`, special tokens included. Raises ServingError."""
-        body = decode_body(body_bytes, self._decoder)
+        body = await self._service.text_pool.run(len(body_bytes), decode_body, body_bytes, self._decoder)
         self._service.resolve_model(body.model)
-        tokenizer = self._service.tokenizer
-        for position, token_id in enumerate(body.tokens):
-            if not 0 <= token_id < tokenizer.vocab_size:
-                allowed = f"ids must be 0 … {tokenizer.vocab_size - 1}"
-                raise invalid("tokens", f"tokens[{position}] is not in the vocabulary; {allowed}")
-        return encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return encode({"prompt": await decode_ids(self._service, "tokens", body.tokens, False)})

@@ -303,7 +303,7 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path) -> None:
 
 def test_a_model_without_a_usable_template_says_so(tmp_path: Path) -> None:
     bare = ChatTemplate.load(folder_with(tmp_path / "bare", {}))
-    assert not bare.can_render and bare.source is None
+    assert bare.source is None
     with pytest.raises(TemplateError, match="no chat template"):
         bare.render([USER])
     with pytest.raises(TemplateError, match=r"'default', line 2"):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.text.stop_strings import StopMatcher
+from master.text.stop_strings import StopMatcher, StopStrings
 
 LETTERS = st.text("ab🙂é", max_size=24)
 STOPS = st.lists(st.text("ab🙂é", min_size=1, max_size=5), max_size=4)
@@ -24,7 +24,7 @@ def longest_beginning_of_a_stop(text: str, stops: list[str]) -> int:
 def test_result_is_that_of_the_whole_text_however_it_is_cut(
     text: str, stops: list[str], include_stop: bool, data: st.DataObject
 ) -> None:
-    matcher = StopMatcher(stops, include_stop)
+    matcher = StopMatcher(StopStrings(stops), include_stop)
     released, fed, matched = "", 0, None
     while fed < len(text) and matched is None:
         end = data.draw(st.integers(fed, len(text)))
@@ -41,7 +41,7 @@ def test_result_is_that_of_the_whole_text_however_it_is_cut(
 def test_stops_that_end_where_none_may_match_are_passed_over(
     before: str, after: str, stops: list[str], include_stop: bool
 ) -> None:
-    matcher = StopMatcher(stops, include_stop)
+    matcher = StopMatcher(StopStrings(stops), include_stop)
     released = "".join(matcher.feed(character, can_match=False).text for character in before)
     matched = None
     for character in after:
@@ -61,17 +61,17 @@ def test_stops_that_end_where_none_may_match_are_passed_over(
 
 
 def test_a_stop_may_span_many_pieces() -> None:
-    matcher = StopMatcher(["</tool>", "STOP"], include_stop=False)
+    matcher = StopMatcher(StopStrings(["</tool>", "STOP"]), include_stop=False)
     outcomes = [matcher.feed(piece) for piece in ["a<", "/to", "x", "</t", "ool", "> b"]]
     assert [outcome.text for outcome in outcomes] == ["a", "", "</tox", "", "", ""]
     assert [outcome.matched_stop for outcome in outcomes] == [None, None, None, None, None, "</tool>"]
 
 
 def test_the_stop_complete_first_wins_and_of_equals_the_longest() -> None:
-    assert StopMatcher(["abcd", "bc"], include_stop=False).feed("abcd").text == "a"
-    assert StopMatcher(["c", "abc", "bc"], include_stop=False).feed("xabc").matched_stop == "abc"
+    assert StopMatcher(StopStrings(["abcd", "bc"]), include_stop=False).feed("abcd").text == "a"
+    assert StopMatcher(StopStrings(["c", "abc", "bc"]), include_stop=False).feed("xabc").matched_stop == "abc"
 
 
 def test_an_empty_stop_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        StopMatcher(["a", ""], include_stop=False)
+        StopMatcher(StopStrings(["a", ""]), include_stop=False)

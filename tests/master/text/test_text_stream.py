@@ -1,6 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from master.text.reasoning_span import ReasoningSpan
+from master.text.stop_strings import StopStrings
 from master.text.text_stream import TextDelta, TextStream
 from master.text.tokenizer import Tokenizer
 
@@ -22,7 +25,7 @@ def test_bursts_give_what_single_ids_give(
     output = tokenizers[kind].encode(text, add_special_tokens=False)
 
     def open_stream() -> TextStream:
-        return TextStream(tokenizers[kind], [], stops=stops, include_stop=include, min_tokens=min_tokens)
+        return TextStream(tokenizers[kind], [], stops=StopStrings(stops), include_stop=include, min_tokens=min_tokens)
 
     one_by_one, in_bursts = open_stream(), open_stream()
     single = [one_by_one.feed([token_id]) for token_id in output] + [one_by_one.finish()]
@@ -61,7 +64,7 @@ def test_the_stop_ends_at_the_id_that_completes_it(
         ),
         None,
     )
-    delta = TextStream(tokenizer, [], stops=stops, min_tokens=min_tokens).feed(output)
+    delta = TextStream(tokenizer, [], stops=StopStrings(stops), min_tokens=min_tokens).feed(output)
     assert delta.num_ids == (len(output) if completing is None else completing)
     assert (delta.matched_stop is None) == (completing is None)
     assert delta.offsets == tuple(len(prefix) for prefix in prefixes[: delta.num_ids])
@@ -74,7 +77,7 @@ def ids_of_bytes(tokenizer: Tokenizer, text: bytes) -> list[int]:
 
 def test_ids_after_the_stop_are_dropped(byte_level: Tokenizer) -> None:
     output = ids_of_bytes(byte_level, b"one.two.three")
-    stream = TextStream(byte_level, [], stops=["o."])
+    stream = TextStream(byte_level, [], stops=StopStrings(["o."]))
     assert stream.feed(output[:7]) == TextDelta("one.tw", 7, tuple(range(7)))
     assert stream.feed(output[7:]) == TextDelta("", 1, (7,), "o.")
     assert stream.feed(output) == TextDelta("", 0, (), "o.")
@@ -83,23 +86,52 @@ def test_ids_after_the_stop_are_dropped(byte_level: Tokenizer) -> None:
 
 def test_min_tokens_passes_over_stops_completed_by_the_first_tokens(byte_level: Tokenizer) -> None:
     output = ids_of_bytes(byte_level, b"a.b.c.d")
-    assert TextStream(byte_level, [], stops=["."], min_tokens=4).feed(output).num_ids == 6
-    assert TextStream(byte_level, [], stops=["."], min_tokens=3).feed(output).num_ids == 4
-    assert TextStream(byte_level, [], stops=[".b."], min_tokens=3).feed(output) == TextDelta(
+    assert TextStream(byte_level, [], stops=StopStrings(["."]), min_tokens=4).feed(output).num_ids == 6
+    assert TextStream(byte_level, [], stops=StopStrings(["."]), min_tokens=3).feed(output).num_ids == 4
+    assert TextStream(byte_level, [], stops=StopStrings([".b."]), min_tokens=3).feed(output) == TextDelta(
         "a", 4, (0, 1, 2, 3), ".b."
     )
 
 
 def test_a_stop_within_a_character_of_many_tokens(byte_level: Tokenizer) -> None:
     output = ids_of_bytes(byte_level, "a🙂b".encode())
-    delta = TextStream(byte_level, [], stops=["🙂"], include_stop=True).feed(output)
+    delta = TextStream(byte_level, [], stops=StopStrings(["🙂"]), include_stop=True).feed(output)
     assert delta == TextDelta("a🙂", 5, (0, 1, 1, 1, 1), "🙂")
 
 
 def test_text_held_back_is_flushed_when_no_stop_follows(byte_level: Tokenizer) -> None:
-    stream = TextStream(byte_level, [], stops=["tail!", "\ufffd"])
+    stream = TextStream(byte_level, [], stops=StopStrings(["tail!", "\ufffd"]))
     assert stream.feed(ids_of_bytes(byte_level, b"a tail")).text == "a "
     assert stream.finish() == TextDelta("tail", 0)
-    cut_short = TextStream(byte_level, [], stops=["\ufffd"])
+    cut_short = TextStream(byte_level, [], stops=StopStrings(["\ufffd"]))
     assert cut_short.feed(ids_of_bytes(byte_level, b"a\xe4")) == TextDelta("a", 2, (0, 1))
     assert cut_short.finish() == TextDelta("", 0, (), "\ufffd")
+
+
+@pytest.mark.parametrize("piece", [1, 3, 100])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_stop_counts_in_the_answer_only(byte_level: Tokenizer, piece: int, is_open: bool) -> None:
+    """T1"""
+    text = ("" if is_open else "\n<think>") + "a stop, </thin a stop</think>answer stop here"
+    span = ReasoningSpan("<think>", "</think>", is_open)
+    ids = byte_level.encode(text, add_special_tokens=False)
+    stream = TextStream(byte_level, [], stops=StopStrings(["stop"]), reasoning=span)
+    deltas = [stream.feed(ids[start : start + piece]) for start in range(0, len(ids), piece)]
+    assert "".join(delta.text for delta in deltas) == text.removesuffix("stop here")
+    assert deltas[-1].matched_stop == "stop"
+
+
+@pytest.mark.parametrize("text", ["<thin stop", "stop", "an answer, <think>stop"])
+def test_a_stop_counts_where_nothing_was_reasoned(byte_level: Tokenizer, text: str) -> None:
+    """T1"""
+    span = ReasoningSpan("<think>", "</think>", is_open=False)
+    stream = TextStream(byte_level, [], stops=StopStrings(["stop"]), reasoning=span)
+    delta = stream.feed(byte_level.encode(text, add_special_tokens=False))
+    assert (delta.text, delta.matched_stop) == (text.removesuffix("stop"), "stop")
+
+
+def test_what_may_open_reasoning_is_given_out_at_the_end(byte_level: Tokenizer) -> None:
+    span = ReasoningSpan("<think>", "</think>", is_open=False)
+    stream = TextStream(byte_level, [], stops=StopStrings(["nk"]), reasoning=span)
+    assert stream.feed(byte_level.encode("<thin", add_special_tokens=False)).text == ""
+    assert stream.finish().text == "<thin"

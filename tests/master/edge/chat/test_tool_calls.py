@@ -9,9 +9,11 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionToolUnionParam
 
 from master.edge.http.config import HttpConfig
-from master.parsing.formats import ParserChoice
+from master.parsing.formats import ParserChoice, choose_parsers
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
+from master.text.chat_template import ChatTemplate
+from master.text.reasoning_span import ReasoningSpan
 from protos.sampling_messages import GrammarKind
 from tests.http_service import BOS, MODEL, HttpEdge, HttpService, serving
 from tests.scripted_text import says
@@ -204,7 +206,7 @@ async def test_demands_that_contradict_are_refused(edge: HttpEdge) -> None:
     cases: list[tuple[str, dict[str, object]]] = [
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice.function.name", {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "x"}}}),
-        ("tool_choice", {"tools": [ADD], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+        ("tool_choice", {"tools": [ADD], "tool_choice": "all"}),
         ("tools[1].function.name", {"tools": [ADD, ADD]}),
         ("tools[0].function.parameters", {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}),
     ]
@@ -231,3 +233,103 @@ async def test_special_tokens_are_shown_only_to_a_parser_that_looks_for_them(edg
         assert not other.service.requests[-1].skip_special_tokens
         await other.client.post(PATH, messages=HI)
         assert other.service.requests[-1].skip_special_tokens
+
+
+def lark(edge: HttpEdge) -> str:
+    grammar = edge.service.requests[-1].sampling.grammar
+    assert grammar is not None and grammar.kind is GrammarKind.LARK
+    return grammar.text
+
+
+async def test_tools_that_must_be_called_win_over_a_response_format(edge: HttpEdge) -> None:
+    """A3: instructor sends both."""
+    edge.service.script = says(edge.service, ONE_CALL)
+    fields = {"tools": [ADD], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    response = await edge.client.post(PATH, messages=HI, **fields)
+    assert response.list_of("choices")[0]["message"]["tool_calls"]
+    assert "<tool_call>" in lark(edge)
+
+
+async def test_only_allowed_tools_are_shown_and_called(edge: HttpEdge) -> None:
+    names = [{"type": "function", "function": {"name": "sub"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": names}}
+    response = await edge.client.post(PATH, messages=HI, tools=[ADD, SUB], tool_choice=choice)
+    assert response.status == 200, response.text
+    prompt = edge.service.tokenizer.decode(edge.service.requests[-1].prompt_ids, skip_special_tokens=False)
+    assert '"sub"' in prompt and '"add"' not in prompt
+    assert '\\"sub\\"' in lark(edge) and '\\"add\\"' not in lark(edge)
+    choice["allowed_tools"] = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "x"}}]}
+    response = await edge.client.post(PATH, messages=HI, tools=[ADD, SUB], tool_choice=choice)
+    assert response.error()["param"] == "tool_choice.allowed_tools.tools"
+
+
+async def test_a_model_that_was_not_taught_to_call_is_told_how() -> None:
+    """A2: the template shows no tools, and auto found no format."""
+    service = HttpService()
+    service.chat_template = ChatTemplate(
+        {"default": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"}, {}
+    )
+    service.script = says(service, ONE_CALL)
+    config = HttpConfig(parsers=choose_parsers("auto", "auto", service.chat_template.source))
+    async with serving(service, config) as edge:
+        response = await edge.client.post(PATH, messages=HI, tools=[ADD], tool_choice="required")
+        assert response.list_of("choices")[0]["message"]["tool_calls"][0]["function"]["name"] == "add"
+        prompt = service.tokenizer.decode(service.requests[-1].prompt_ids, skip_special_tokens=False)
+        assert prompt.startswith("[system]") and "<tool_call>" in prompt and '"Adds."' in prompt
+        assert "<tool_call>" in lark(edge)
+        await edge.client.post(PATH, messages=HI, tools=[ADD])
+        assert service.requests[-1].sampling.grammar is None
+
+
+async def test_reasoning_comes_before_the_format_and_in_time(edge: HttpEdge) -> None:
+    """T7"""
+    thinking = [*HI, {"role": "assistant", "content": "<think>"}]
+    edge.service.script = says(edge.service, 'Hm.</think>\n{"a": 1}')
+    fields: dict[str, object] = {"continue_final_message": True, "response_format": {"type": "json_object"}}
+    response = await edge.client.post(PATH, messages=thinking, max_tokens=100, **fields)
+    message = response.list_of("choices")[0]["message"]
+    assert (message["reasoning_content"], json.loads(message["content"])) == ("Hm.", {"a": 1})
+    # half of what there is, as characters, since </think> is no token here
+    assert "(?s:.{0,50})/" in lark(edge) and "%json" in lark(edge)
+    await edge.client.post(PATH, messages=thinking, max_tokens=100, thinking_token_budget=7, **fields)
+    assert "(?s:.{0,7})/" in lark(edge)
+    await edge.client.post(PATH, messages=HI, tools=[ADD], tool_choice="required", max_tokens=100)
+    assert '"<think>"' in lark(edge) and "(?s:.{0,50})/" in lark(edge)
+    await edge.client.post(PATH, messages=HI, thinking_token_budget=9)
+    assert "(?s:.{0,9})/" in lark(edge)
+    await edge.client.post(PATH, messages=HI)
+    assert edge.service.requests[-1].sampling.grammar is None
+
+
+async def test_stops_know_where_the_reasoning_is(edge: HttpEdge) -> None:
+    """T1"""
+    await edge.client.post(PATH, messages=HI, stop=["a"])
+    assert edge.service.requests[-1].reasoning == ReasoningSpan("<think>", "</think>", is_open=False)
+    thinking = [*HI, {"role": "assistant", "content": "<think>"}]
+    await edge.client.post(PATH, messages=thinking, continue_final_message=True)
+    assert edge.service.requests[-1].reasoning == ReasoningSpan("<think>", "</think>", is_open=True)
+
+
+async def test_a_schema_that_can_not_be_used_is_named_by_tool_and_property(edge: HttpEdge) -> None:
+    """T6, A12"""
+    bad = {"type": "object", "properties": {"good": {"type": "string"}, "bad": {"type": "string", "pattern": "(?=a)b"}}}
+    tools = [ADD, {"type": "function", "function": {"name": "look", "parameters": bad}}]
+    error = (await edge.client.post(PATH, messages=HI, tools=tools, tool_choice="required")).error()
+    assert error["param"] == "tools[1].function.parameters.properties.bad"
+    assert "'look'" in error["message"] and "start:" not in error["message"]
+    assert (await edge.client.post(PATH, messages=HI, tools=tools)).status == 200
+
+
+async def test_what_only_describes_a_schema_is_not_limited_nor_compiled(edge: HttpEdge) -> None:
+    """T5, T6"""
+    text = {"type": "string", "description": "long " * 40_000, "format": "path", "title": "t"}
+    schema = {"type": "object", "properties": {"a": text, "description": {"type": "string", "format": "binary"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    response = await edge.client.post("/tokenize", prompt="a")
+    assert response.status == 200
+    response = await edge.client.post(PATH, messages=HI, tools=tools, tool_choice="required", max_tokens=5)
+    assert response.error()["code"] == "context_length_exceeded"  # its text is in the prompt, after all
+    del text["description"]
+    response = await edge.client.post(PATH, messages=HI, tools=tools, tool_choice="required", max_tokens=5)
+    assert response.status == 200, response.text
+    assert "description" in lark(edge) and '"format"' not in lark(edge) and '"title"' not in lark(edge)

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from master.edge.conversation.prompt_tokens import MAX_CHARACTERS_IN_LOOP
+from master.text.text_pool import MAX_IN_LOOP
 from protos import inference_pb2 as wire
 from protos.inference_pb2_grpc import InferenceStub
 from tests.grpc_calls import all_of, failure_of, metadata_of
@@ -43,7 +43,7 @@ def chat(*contents: str, **fields: object) -> wire.ChatRequest:
         (chat("hello", tools_json=TOOLS), "<user>hello[2 tools]<assistant>"),
         (chat("hello", tools_json=TOOLS, tool_choice_json='"none"'), "<user>hello<assistant>"),
         (chat("hello", chat_template_kwargs_json='{"suffix": "!"}'), "<user>hello!<assistant>"),
-        (chat("hello" * MAX_CHARACTERS_IN_LOOP), f"<user>{'hello' * MAX_CHARACTERS_IN_LOOP}<assistant>"),
+        (chat("hello" * MAX_IN_LOOP), f"<user>{'hello' * MAX_IN_LOOP}<assistant>"),
     ],
 )
 async def test_a_chat_goes_through_the_template(
@@ -78,7 +78,7 @@ async def test_a_chat_goes_through_the_template(
         (chat("hello", tool_choice_json="required"), "tool_choice_json", "JSON"),
         (chat("hello", tool_choice_json='"required"'), "tool_choice", "no tools"),
         (chat("hello", tool_choice_json="7", tools_json=TOOLS), "tool_choice", "7"),
-        (chat("hello", tool_choice_json='"required"', tools_json=TOOLS), "tool_choice", "not known"),
+        (chat("hello", tool_choice_json='"required"', tools_json=TOOLS), "tool_choice", "tool_call_parser is none"),
         (chat("hello", chat_template_kwargs_json="[]"), "chat_template_kwargs_json", "object"),
         (chat("hello", chat_template_kwargs_json='{"tools": []}'), "messages", "chat_template_kwargs"),
         (chat("hello", add_generation_prompt=True, continue_final_message=True), "messages", "exclude"),

@@ -142,6 +142,7 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
         skip_special_tokens=False,
         priority=-3,
         cache_salt="salt",
+        thinking_token_budget=9,
     )
     await all_of(inference.Generate(wire.GenerateRequest(text="hello", options=options), timeout=TIMEOUT_S))
     (arrived,) = service.options
@@ -159,6 +160,7 @@ async def test_every_option_arrives(inference: InferenceStub, service: ScriptedS
         "repetition_penalty": 1.5,
         "logit_bias": {3: -2.0},
         "seed": -(2**62),
+        "thinking_token_budget": 9,
         "logprobs": 4,
         "prompt_logprobs": 2,
         "stop": ["x", "y"],

@@ -23,7 +23,7 @@ from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
 from master.request import GenerationRequest
-from protos.sampling_messages import Grammar, GrammarKind
+from protos.sampling_messages import GrammarKind
 from tests.http_service import MODEL, REPLY, HttpEdge, HttpService, serving
 from tests.scripted_text import says
 
@@ -181,6 +181,7 @@ async def test_an_answer_of_nothing_is_an_empty_message(edge: HttpEdge, official
 
 
 async def test_items_become_messages(edge: HttpEdge, official: openai.AsyncOpenAI) -> None:
+    """T3: instructions and the developer's item are one system message."""
     items: list[ResponseInputItemParam] = [
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
@@ -200,7 +201,7 @@ async def test_items_become_messages(edge: HttpEdge, official: openai.AsyncOpenA
     ]
     await official.responses.create(model=MODEL, input=items, instructions="be brief")
     assert prompt_of(edge) == (
-        "<s>[system]be brief\n[system]be kind\n[user]a\nb\n[assistant]c\n[tool]3\n[tool]4\n[user]d\n[assistant]"
+        "<s>[system]be brief\n\nbe kind\n[user]a\nb\n[assistant]c\n[tool]3\n[tool]4\n[user]d\n[assistant]"
     )
 
 
@@ -243,18 +244,17 @@ async def test_the_options_reach_the_request(edge: HttpEdge) -> None:
 
 async def test_formats_and_demands_to_call_become_grammars(edge: HttpEdge) -> None:
     schema = {"type": "object", "properties": {}}
-    formats: list[tuple[dict[str, object], Grammar | None]] = [
+    formats: list[tuple[dict[str, object], str | None]] = [
         ({"type": "text"}, None),
-        ({"type": "json_object"}, Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')),
-        (
-            {"type": "json_schema", "name": "n", "schema": schema, "strict": True},
-            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object","properties":{}}'),
-        ),
+        ({"type": "json_object"}, '"type": "object"}'),
+        ({"type": "json_schema", "name": "n", "schema": schema, "strict": True}, '"type": "object", "properties": {}}'),
     ]
-    for given, grammar in formats:
+    for given, end in formats:
         response = await edge.client.post(PATH, input="hi", text={"format": given})
         assert response.status == 200, response.text
-        assert edge.service.requests[-1].sampling.grammar == grammar
+        made = edge.service.requests[-1].sampling.grammar
+        assert (made is None) == (end is None)
+        assert made is None or made.text.strip().endswith(end or "")  # after the reasoning
     for choice in ("required", {"type": "function", "name": "add"}):
         assert (await edge.client.post(PATH, input="hi", tools=[ADD], tool_choice=choice)).status == 200
         made = edge.service.requests[-1].sampling.grammar
@@ -284,6 +284,7 @@ async def test_what_cannot_be_served_is_refused_naming_the_field(edge: HttpEdge)
         ("tools[0].parameters", {"tools": [{"type": "function", "name": "f", "parameters": 1}]}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": {"type": "allowed_tools"}}),
+        ("tool_choice", {"tool_choice": {"type": "custom", "name": "f"}}),
         ("tool_choice.name", {"tools": [ADD], "tool_choice": {"type": "function", "name": "x"}}),
         ("text.format", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
         ("text.format", {"text": {"format": {"type": "xml"}}}),

@@ -7,8 +7,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from master.parsing.answer_grammar import ReasoningBefore, call_grammar
 from master.parsing.call_format import CallFormat
-from master.parsing.call_grammar import ReasoningBefore, call_grammar
 from master.parsing.formats import CALL_FORMATS, ParserChoice
 from master.parsing.harmony import HARMONY
 from master.parsing.hermes import HERMES
@@ -198,11 +198,6 @@ def test_tags_that_are_special_tokens_are_written_as_those() -> None:
         made = grammar(MISTRAL, "required", reasoning=ReasoningBefore(THINK, is_open), marker_ids=ids)
         assert allows(made, ([] if is_open else [ids["<think>"]]) + thought + calls)
         assert not allows(made, thought[:-2] + calls)
-
-
-def test_there_is_no_grammar_where_the_model_is_free() -> None:
-    assert call_grammar(HERMES, read_tool_choice("auto", TOOLS), is_parallel=True) is None
-    assert call_grammar(HERMES, read_tool_choice("none", TOOLS), is_parallel=True) is None
 
 
 def test_whitespace_in_arguments_is_bounded(byte_tokenizer: LLTokenizer) -> None:
