@@ -1,4 +1,4 @@
-"""Cancels, broken sessions and lost peers at every state change of a leg and at every frame of a transfer.
+"""Cancels, broken sessions, lost peers and damage at every state change of a leg, frame of a transfer and step.
 
 Whatever happens: no wrong token, and both pools whole.
 """
@@ -47,7 +47,8 @@ class Side(Node):
 
     def __init__(self, model: Path, **flags: object) -> None:
         self.frames = Moments()
-        super().__init__(model, FaultPlan(transfer=self.frames), **flags)
+        self.steps = FaultPoint()
+        super().__init__(model, FaultPlan(transfer=self.frames, step=self.steps), **flags)
 
     def lose_master(self) -> None:
         self.legs.detach(self.master)
@@ -187,5 +188,20 @@ def test_a_fault_at_every_frame(pair: Pair, side: str, action: Action, repeat: R
         node.frames.arm()
         pair.settle()
         if num_frames < moment:
+            return
+    pytest.fail(f"more than {MAX_MOMENTS} moments")
+
+
+@pytest.mark.parametrize("action", [Action.RAISE, Action.NAN])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_fault_in_every_step(pair: Pair, side: str, action: Action) -> None:
+    node = pair.prefill if side == "prefill" else pair.decode
+    for moment in range(1, MAX_MOMENTS):
+        node.steps.arm(Fault(Place.STEP, action, moment))
+        pair.run()
+        num_steps = node.steps.count
+        node.steps.arm()
+        pair.settle()
+        if num_steps < moment:
             return
     pytest.fail(f"more than {MAX_MOMENTS} moments")
