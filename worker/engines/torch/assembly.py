@@ -20,6 +20,7 @@ from worker.engines.torch.loader import load_model
 from worker.engines.torch.runner import ModelRunner, StepRunner
 from worker.engines.torch.scheduler import Scheduler
 from worker.engines.torch.self_check import check_model
+from worker.engines.torch.textless import find_textless
 from worker.faults.frames import FrameFaults
 from worker.faults.plan import NO_FAULTS, FaultPlan
 
@@ -68,6 +69,7 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
         scheduler,
         port,
         Grammars(config.model, loaded.eos_ids),
+        find_textless(config.model, loaded),
         identity=EngineIdentity(loaded.served, layout.fingerprint(), port.address),
         limits=limits,
     )

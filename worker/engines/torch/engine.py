@@ -36,6 +36,7 @@ from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRo
 from worker.engines.torch.scheduler import Chunk, Scheduler, StepBatch
 from worker.engines.torch.sequence import Phase, Sequence
 from worker.engines.torch.stats import EngineStats
+from worker.engines.torch.textless import Textless
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class TorchEngine:
         scheduler: Scheduler,
         port: KvPort,
         grammars: Grammars,
+        textless: Textless,
         *,
         identity: EngineIdentity,
         limits: EngineLimits,
@@ -63,6 +65,7 @@ class TorchEngine:
         self._scheduler = scheduler
         self._port = port
         self._grammars = grammars
+        self._textless = textless
         self._commands: deque[Callable[[], None]] = deque()
         self._has_commands = threading.Event()
         self._is_stopping = False
@@ -218,7 +221,8 @@ class TorchEngine:
         if not rows:
             return chosen
         picked = logits.last if len(rows) == len(last) else logits.last[[index for index, _ in rows]]
-        for (index, _), token in zip(rows, sample(picked, [_sampling_row(s) for _, s in rows]), strict=True):
+        tokens_of_rows = sample(picked, [_sampling_row(s) for _, s in rows], self._textless)
+        for (index, _), token in zip(rows, tokens_of_rows, strict=True):
             tokens = chosen.setdefault(last[index], [])
             if isinstance(token, SamplingError) or isinstance(tokens, SamplingError):
                 chosen[last[index]] = token if isinstance(token, SamplingError) else tokens

@@ -1,7 +1,7 @@
 """Chooses tokens from logits: a pure function of the logits, the parameters and the tokens so far.
 
-Order, as in vLLM where it fixes one: penalties, logit_bias, minimum length and bad words, grammar, temperature, min_p,
-top_k, top_p, draw. Log-probabilities reported are the model's own, before all of that.
+Order, as in vLLM where it fixes one: penalties, logit_bias, minimum length and bad words, ids without text, grammar,
+temperature, min_p, top_k, top_p, draw. Log-probabilities reported are the model's own, before all of that.
 """
 
 import math
@@ -15,6 +15,7 @@ import torch
 from protos.sampling_messages import SamplingParams, TokenLogprobs
 from protos.session_messages import ErrorCode
 from worker.engines.torch.randomness import uniform
+from worker.engines.torch.textless import Textless
 
 _FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting a vocabulary is slow
 
@@ -55,20 +56,25 @@ class SampledToken:
     logprobs: TokenLogprobs | None
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | SamplingError]:
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], textless: Textless | None = None
+) -> list[SampledToken | SamplingError]:
     """`logits` float32 [len(rows), vocabulary]; row i is for `rows[i]`. A row's error is its own."""
     peaks, best = logits.max(dim=-1)
     return [
-        _sample_row(logits[index], row, peak, token_id)
+        _sample_row(logits[index], row, peak, token_id, textless)
         for index, (row, peak, token_id) in enumerate(zip(rows, peaks.tolist(), best.tolist(), strict=True))
     ]
 
 
-def _sample_row(logits: torch.Tensor, row: SamplingRow, peak: float, best: int) -> SampledToken | SamplingError:
+def _sample_row(
+    logits: torch.Tensor, row: SamplingRow, peak: float, best: int, textless: Textless | None
+) -> SampledToken | SamplingError:
     if not math.isfinite(peak):
         return SamplingError(f"the model's largest logit is {peak}")
     try:
-        token_id = best if _is_plain_greedy(row) else _choose(logits, row)
+        is_best = _is_plain_greedy(row) and (textless is None or best not in textless)
+        token_id = best if is_best else _choose(logits, row, textless)
     except SamplingError as error:
         return error
     wanted = row.params.logprobs
@@ -100,10 +106,12 @@ def _is_plain_greedy(row: SamplingRow) -> bool:
     )
 
 
-def _choose(raw: torch.Tensor, row: SamplingRow) -> int:
+def _choose(raw: torch.Tensor, row: SamplingRow, textless: Textless | None) -> int:
     logits = raw.clone()
     _penalise(logits, row)
     _forbid(logits, row)
+    if textless is not None:
+        textless.forbid(logits)
     if row.grammar is not None:
         row.grammar.restrict(logits, row.output_ids)
     peak, best = logits.max(dim=-1)
