@@ -32,7 +32,7 @@ from master.text.tokenizer import load_tokenizer
 from master.text.user_markers import UserMarkers
 from master.workers.greeting import MasterIdentity
 from master.workers.metrics import WorkersCollector
-from master.workers.session import Patience
+from master.workers.session_state import Patience
 from master.workers.workers import Workers
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient

@@ -13,7 +13,7 @@ import grpc.aio
 from master.dispatch.flags import DispatchFlags
 from master.dispatch.parts import DispatchParts, dispatch_parts
 from master.workers.greeting import MasterIdentity
-from master.workers.session import Patience
+from master.workers.session_state import Patience
 from master.workers.workers import Workers
 from protos import session_pb2 as wire
 from protos.sampling_messages import FinishReason

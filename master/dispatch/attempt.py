@@ -81,10 +81,10 @@ class Attempt:
                 if update.failure is not None:
                     await self._on_failure(first, leg, update.failure)
                 elif first.has_prefilled and self._has_kv_moved():
-                    first.session.release(first)
+                    first.release()
         finally:
             for leg in self._legs:
-                leg.session.end(leg)
+                leg.end()
                 if self._parts.suspects.end(self._request.id, leg.worker):
                     self._parts.routes.wake()
 
@@ -92,7 +92,7 @@ class Attempt:
         """The sequence needs no further token."""
         for leg in self._legs:
             if index in leg.unfinished:
-                leg.session.cancel_sequence(leg, index)
+                leg.cancel_sequence(index)
 
     async def _next_update(self) -> tuple[Leg, LegUpdate] | None:
         """None when it is time to ask for a decode worker again."""
@@ -138,7 +138,7 @@ class Attempt:
             return
         self._decode = None
         if can_decode_here:
-            first.session.decode_here(first)
+            first.decode_here()
         else:
             self._unwanted.clear()
 

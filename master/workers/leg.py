@@ -4,9 +4,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
-from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start
+from protos.session_messages import (
+    Cancel,
+    DecodeHere,
+    ErrorCode,
+    Failure,
+    LegUpdate,
+    Stage,
+    Start,
+    ToWorker,
+)
 
 OnUpdate = Callable[["Leg", LegUpdate], None]
 
@@ -19,30 +27,11 @@ class Loss(Enum):
     DRAINED = "drained"  # the worker was leaving
 
 
-class LegControl(Protocol):
-    """What can be said to the worker about a leg, by the session that it runs on. All return at once."""
-
-    @property
-    def name(self) -> str: ...
-
-    def end(self, leg: "Leg") -> None:
-        """Nobody wants the leg any more: cancel it unless it is over. Harmless twice."""
-        ...
-
-    def release(self, leg: "Leg") -> None:
-        """The worker has done its part and needs no word about it."""
-        ...
-
-    def cancel_sequence(self, leg: "Leg", sequence: int) -> None: ...
-
-    def decode_here(self, leg: "Leg") -> None: ...
-
-
 @dataclass(eq=False)
 class Leg:
-    """An attempt's part on one worker, from `begin` to its last update or `end`."""
+    """An attempt's part on one worker, from `SessionLegs.begin` to its last update or `end`. Methods return at once."""
 
-    session: LegControl
+    legs: "SessionLegs"
     start: Start
     on_update: OnUpdate
     uncached_tokens: int  # of the prompt, as far as the prefix index knows
@@ -58,18 +47,36 @@ class Leg:
 
     @property
     def worker(self) -> str:
-        return self.session.name
+        return self.legs.worker
 
     @property
     def is_lost(self) -> bool:
         return self.loss is not None
 
+    def end(self) -> None:
+        """Nobody wants the leg any more: cancel it unless it is over. Harmless twice."""
+        self.legs.let_go(self, Cancel(self.number))
+
+    def release(self) -> None:
+        """The worker has done its part and needs no word about it."""
+        self.legs.let_go(self)
+
+    def cancel_sequence(self, sequence: int) -> None:
+        self.legs.send(Cancel(self.number, sequence))
+
+    def decode_here(self) -> None:
+        self.legs.send(DecodeHere(self.number))
+
 
 class SessionLegs:
     """The legs of one session: those that are wanted, and those that the worker may still hold blocks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str, send: Callable[[ToWorker], None], on_idle: Callable[[], None]) -> None:
+        """`on_idle` is called whenever none is wanted any more."""
+        self.worker = worker
+        self.send = send
         self.newest = 0  # number of the latest leg ever
+        self._on_idle = on_idle
         self._wanted: dict[int, Leg] = {}
         self._leaving: dict[int, Leg] = {}
 
@@ -95,17 +102,24 @@ class SessionLegs:
         """Those for which the worker may hold something."""
         return [leg for leg in (*self._wanted.values(), *self._leaving.values()) if leg.start.request_id == request_id]
 
-    def add(self, leg: Leg) -> None:
+    def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
+        """`on_update` gets every update, at last a failure if the session breaks."""
+        leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
         self._wanted[leg.number] = leg
         self.newest = leg.number
+        self.send(start)
+        return leg
 
-    def let_go(self, leg: Leg) -> bool:
-        """Nobody wants it any more; False when it was over already."""
+    def let_go(self, leg: Leg, last_word: ToWorker | None = None) -> None:
+        """Nobody wants it any more; the last word is for the worker, unless it is over already."""
         if self._wanted.pop(leg.number, None) is None:
-            return False
+            return
         if not leg.ended.is_set():
             self._leaving[leg.number] = leg
-        return True
+        if last_word is not None:
+            self.send(last_word)
+        if not self._wanted:
+            self._on_idle()
 
     def take(self, update: LegUpdate) -> None:
         """Passes on what the worker says of a leg; one that was let go is not told."""

@@ -11,15 +11,13 @@ While it is open, attempts run on it as legs. When it breaks, each of them is to
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from enum import Enum
 
 from master.routing.views import WorkerView
 from master.workers.cache_index import CacheIndex
 from master.workers.greeting import MasterIdentity
 from master.workers.leg import Leg, Loss, OnUpdate, SessionLegs
+from master.workers.outbox import Outbox
 from master.workers.session_call import (
     CALL_ENDS,
     SessionCall,
@@ -30,13 +28,11 @@ from master.workers.session_call import (
     refusal_of,
     session_call,
 )
+from master.workers.session_state import Patience, SessionState
+from master.workers.worker_view import worker_view
 from protos.session_messages import (
-    REPORT_INTERVAL_S,
     CacheEvents,
-    Cancel,
-    DecodeHere,
     Drain,
-    Heartbeat,
     LoadReport,
     Role,
     SnapshotRequest,
@@ -53,23 +49,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_S = 1.0
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
-
-
-class SessionState(Enum):
-    CONNECTING = "connecting"
-    REFUSED = "refused"
-    OPEN = "open"
-    QUIET = "quiet"
-    RETIRED = "retired"
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a worker may take: before it is lost, to greet a master that connects, before it gets nothing new."""
-
-    silence_s: float
-    connect_s: float = 3.0
-    quiet_s: float = 2.5 * REPORT_INTERVAL_S  # two reports were missed
 
 
 class WorkerSession:
@@ -102,12 +81,11 @@ class WorkerSession:
         self._patience = patience
         self._on_change = on_change
         self._is_name_known = is_name_known
+        self._outbox = Outbox()
         self._told: Standing | None = None
         self._is_draining = is_draining
-        self._legs = SessionLegs()
+        self._legs = SessionLegs(name, self._send, self._outbox.wake)
         self._cache = CacheIndex()
-        self._outgoing: deque[ToWorker] = deque()
-        self._has_outgoing = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
@@ -155,54 +133,16 @@ class WorkerSession:
     def view(self) -> WorkerView:
         """For the router; only of a worker that was heard of."""
         assert self.welcome is not None, self.name
-        legs, load, welcome = self._legs, self.load, self.welcome
-        prefilling = legs.prefilling
-        unseen_blocks = sum(-(-len(leg.start.prompt_ids) // welcome.block_size) for leg in legs.unstarted)
-        return WorkerView(
-            name=self.name,
-            role=load.role,
-            model=welcome.model.identity,
-            transfer_protocol=welcome.transfer_protocol,
-            layout_fingerprint=welcome.layout_fingerprint,
-            block_size=welcome.block_size,
-            num_blocks=welcome.num_blocks,
-            max_context=welcome.max_context,
-            max_num_seqs=welcome.max_num_seqs,
-            queued_requests=max(load.queued_requests, len(prefilling)),
-            queued_prefill_tokens=max(load.queued_prefill_tokens, sum(leg.uncached_tokens for leg in prefilling)),
-            running_sequences=max(load.running_sequences, legs.num_unfinished),
-            available_blocks=load.available_blocks - unseen_blocks,
-            prefill_speed=load.prefill,
-            cached_blocks=self._cache.blocks,
-            last_used=legs.newest,
-        )
+        return worker_view(self.name, self.welcome, self.load, self._legs, self._cache)
 
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
         """Send an attempt, while the session is open. `on_update` gets every update, at last a failure if it breaks."""
         assert self.is_open, self.name
-        leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
-        self._legs.add(leg)
-        self._send(start)
-        return leg
-
-    def end(self, leg: Leg) -> None:
-        if self._legs.let_go(leg):
-            self._send(Cancel(leg.number))
-            self._leave_if_done()
-
-    def release(self, leg: Leg) -> None:
-        self._legs.let_go(leg)
-        self._leave_if_done()
+        return self._legs.begin(start, on_update, uncached_tokens)
 
     def legs_of(self, request_id: str) -> list[Leg]:
         """Those for which the worker may hold something."""
         return self._legs.of(request_id)
-
-    def cancel_sequence(self, leg: Leg, sequence: int) -> None:
-        self._send(Cancel(leg.number, sequence))
-
-    def decode_here(self, leg: Leg) -> None:
-        self._send(DecodeHere(leg.number))
 
     def drain(self) -> None:
         self._send(Drain())
@@ -225,7 +165,7 @@ class WorkerSession:
         """It takes nothing new and ends once its legs have; only while it is open."""
         self.stand(reason)
         self.state = SessionState.RETIRED
-        self._leave_if_done()
+        self._outbox.wake()
 
     async def run(self) -> None:
         """Connects again and again until cancelled or retired."""
@@ -286,15 +226,8 @@ class WorkerSession:
 
     async def _transmit(self, call: SessionCall) -> None:
         while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
-                    await self._has_outgoing.wait()
-            except TimeoutError:
-                self._outgoing.append(Heartbeat())
-            self._has_outgoing.clear()
-            while self._outgoing:
-                await call.write(self._outgoing.popleft(), self._patience.silence_s)
-            if self._may_leave:
+            await self._outbox.send(call, self._patience.silence_s)
+            if self.state is SessionState.RETIRED and len(self._legs) == 0:
                 await call.part(Standing(self.refusal))
                 raise WorkerLost("superseded")
 
@@ -305,7 +238,6 @@ class WorkerSession:
             case Step(updates):
                 for update in updates:
                     self._legs.take(update)
-                self._leave_if_done()
             case LoadReport():
                 self._on_load(message, welcome)
             case CacheEvents():
@@ -347,7 +279,7 @@ class WorkerSession:
         return Loss.SILENT if isinstance(error, WorkerSilent) else Loss.CLOSED
 
     def _lose(self, reason: str, loss: Loss) -> None:
-        self._outgoing.clear()
+        self._outbox.clear()
         self._cache = CacheIndex()
         if not self.is_open:
             return
@@ -357,14 +289,6 @@ class WorkerSession:
         self._legs.lose(f"worker {self.name} was lost: {reason}", loss)
         self._on_change()
 
-    @property
-    def _may_leave(self) -> bool:
-        return self.state is SessionState.RETIRED and len(self._legs) == 0
-
-    def _leave_if_done(self) -> None:
-        if self._may_leave:
-            self._has_outgoing.set()
-
     def _tell_standing(self) -> None:
         standing = Standing(self.refusal)
         if self.is_open and standing != self._told:
@@ -373,8 +297,7 @@ class WorkerSession:
 
     def _send(self, message: ToWorker) -> None:
         if self.is_open:
-            self._outgoing.append(message)
-            self._has_outgoing.set()
+            self._outbox.put(message)
 
 
 def _decisive(load: LoadReport) -> tuple[Role, bool, str | None]:

@@ -14,7 +14,8 @@ from master.routing.model_choice import Kind, choose_kind, difference, kind_of
 from master.routing.views import WorkerView
 from master.workers.greeting import MasterIdentity
 from master.workers.leg import Leg
-from master.workers.session import Patience, WorkerSession
+from master.workers.session import WorkerSession
+from master.workers.session_state import Patience
 from registry.instance import InstanceRecord, decode_instance, name_of
 from registry.watcher import Added, PrefixWatcher, Removed, Updated
 

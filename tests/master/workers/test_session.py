@@ -10,7 +10,8 @@ from types import TracebackType
 import pytest
 
 from master.workers.leg import Leg
-from master.workers.session import Patience, SessionState, WorkerSession
+from master.workers.session import WorkerSession
+from master.workers.session_state import Patience, SessionState
 from protos.sampling_messages import FinishReason, SamplingParams
 from protos.session_identity import PROTOCOL
 from protos.session_messages import (
@@ -84,11 +85,11 @@ async def test_messages_keep_their_order() -> None:
     async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker) as opened:
         await opened.until(is_usable=True)
         leg = opened.begin(1, Stage.PREFILL, sequences=(0, 1))
-        opened.session.cancel_sequence(leg, 1)
-        opened.session.decode_here(leg)
+        leg.cancel_sequence(1)
+        leg.decode_here()
         opened.session.drain()
-        opened.session.end(leg)
-        opened.session.end(leg)
+        leg.end()
+        leg.end()
         await worker.hear(Start)
         assert await worker.hear(Cancel) == Cancel(1, 1)
         assert await worker.hear(DecodeHere) == DecodeHere(1)
@@ -102,7 +103,7 @@ async def test_a_leg_that_is_over_is_not_cancelled() -> None:
         leg = opened.begin(1)
         worker.emits(await worker.hear(Start), 0, 8, finish=FinishReason.LENGTH)
         await soon(lambda: opened.session.num_legs == 0)
-        opened.session.end(leg)
+        leg.end()
         opened.session.drain()
         await worker.hear(Drain)
 
@@ -111,7 +112,7 @@ async def test_updates_of_an_ended_leg_are_ignored() -> None:
     async with ScriptedWorker("mix-0", Role.MIX) as worker, Opened(worker) as opened:
         await opened.until(is_usable=True)
         leg, other = opened.begin(1), opened.begin(2)
-        opened.session.end(leg)
+        leg.end()
         starts = [await worker.hear(Start), await worker.hear(Start)]
         for start in starts:
             worker.emits(start, 0, 8)
@@ -322,7 +323,7 @@ async def test_a_retired_session_ends_with_its_last_leg() -> None:
         assert not opened.session.is_usable
         await soon(lambda: worker.standings == [Standing(), Standing("superseded")])
         assert not opened.task.done()
-        opened.session.end(leg)
+        leg.end()
         await opened.task
         assert await worker.hear(Cancel) == Cancel(1)
 
