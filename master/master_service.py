@@ -8,6 +8,7 @@ from master.dispatch.dispatcher import Dispatcher
 from master.dispatch.routes import RETRY_AFTER_S
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
+from master.grammar.token_ids import with_stand_ins
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
 from master.routing.router import largest_room, most_sequences
@@ -101,11 +102,11 @@ class MasterService:
             now=time.monotonic,
         )
         if options.grammar is not None:
-            await self._grammar_check.check(options.grammar_field, options.grammar)
+            await self.check_grammar(options.grammar_field, options.grammar)
         return request
 
     async def check_grammar(self, field: str, grammar: Grammar) -> None:
-        await self._grammar_check.check(field, grammar)
+        await self._grammar_check.check(field, with_stand_ins(grammar, self._tokenizer.vocab_size))
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         return self._dispatcher.generate(request)

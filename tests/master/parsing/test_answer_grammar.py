@@ -5,9 +5,9 @@ import random
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from master.parsing.answer_grammar import ReasoningBefore, call_grammar
+from master.parsing.answer_grammar import ReasoningBefore, bounded_reasoning, call_grammar, reasoned_grammar
 from master.parsing.call_format import CallFormat
 from master.parsing.formats import CALL_FORMATS, ParserChoice
 from master.parsing.harmony import HARMONY
@@ -204,3 +204,74 @@ def test_whitespace_in_arguments_is_bounded(byte_tokenizer: LLTokenizer) -> None
     made = grammar(HERMES, NAMED)
     assert not accepts(byte_tokenizer, made, '<tool_call>\n{"name": "now", "arguments": { }}\n</tool_call>')
     assert accepts(byte_tokenizer, made, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+
+
+@pytest.fixture(scope="module")
+def thinking_library() -> Tokenizer:
+    """Bytes, and tags that are tokens but not special ones, as Qwen's."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator([], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=["<eos>"]))
+    tags = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    library.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return library
+
+
+def accepts_text(library: Tokenizer, made: Grammar, text: str) -> bool:
+    at = matcher(LLTokenizer(library.to_str(), eos_token=library.token_to_id("<eos>")), made)
+    ids = library.encode(text).ids
+    return at.try_consume_tokens(ids) == len(ids) and at.is_accepting()
+
+
+def markers(library: Tokenizer) -> dict[str, int]:
+    return {token.content: token_id for token_id, token in library.get_added_tokens_decoder().items()}
+
+
+CLIENTS_GRAMMARS = [
+    (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "description": "d"}'), '{"a":1}', "a"),
+    (Grammar(GrammarKind.REGEX, "a/b\n[0-9]+"), "a/b\n12", "a"),
+    (Grammar(GrammarKind.CHOICE, choices=('say "yes"', "no")), 'say "yes"', "yes"),
+    (Grammar(GrammarKind.LARK, 'start: "{" word "}"\nword: /[a-z]+/\n'), "{ab}", "ab"),
+]
+
+
+@pytest.mark.parametrize(("grammar_", "right", "wrong"), CLIENTS_GRAMMARS)
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_clients_grammar_begins_after_the_reasoning(
+    thinking_library: Tokenizer, grammar_: Grammar, right: str, wrong: str, is_open: bool
+) -> None:
+    """T7"""
+    made = reasoned_grammar(grammar_, ReasoningBefore(THINK, is_open, max_tokens=6), markers(thinking_library))
+    thought = ("" if is_open else "<think>") + "Hm?\n</think>\n\n"
+    assert accepts_text(thinking_library, made, thought + right)
+    assert not accepts_text(thinking_library, made, thought + wrong)
+    assert accepts_text(thinking_library, made, right) is not is_open
+    assert not accepts_text(thinking_library, made, thought.replace("Hm?", "Hmmmmmmm?") + right)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reasoning_ends_in_time_and_any_answer_follows(thinking_library: Tokenizer, is_open: bool) -> None:
+    """T7: thinking_token_budget"""
+    reasoning = ReasoningBefore(THINK, is_open, max_tokens=4)
+    made = bounded_reasoning(reasoning, ("<tool_call>", "</tool_call>"), markers(thinking_library))
+    opening = "" if is_open else "<think>"
+    for thought in ("", "1234"):
+        for answer in ("", "Yes, so it is.", 'Well\n<tool_call>\n{"name": "f"}\n</tool_call>'):
+            assert accepts_text(thinking_library, made, f"{opening}{thought}</think>{answer}")
+    assert not accepts_text(thinking_library, made, f"{opening}12345</think>")
+    assert accepts_text(thinking_library, made, "at once") is not is_open
+
+
+def test_a_budget_of_nothing_leaves_no_reasoning(thinking_library: Tokenizer) -> None:
+    none = markers(thinking_library)
+    made = bounded_reasoning(ReasoningBefore(THINK, is_open=True, max_tokens=0), (), none)
+    assert accepts_text(thinking_library, made, "</think>Yes") and not accepts_text(thinking_library, made, "a</think>")
+    made = bounded_reasoning(ReasoningBefore(THINK, is_open=False, max_tokens=0), (), none)
+    assert accepts_text(thinking_library, made, "Yes") and not accepts_text(thinking_library, made, "<think></think>")
+
+
+def test_calls_are_demanded_of_a_model_whose_tags_are_tokens_but_not_special(thinking_library: Tokenizer) -> None:
+    made = grammar(HERMES, "required", marker_ids=markers(thinking_library))
+    assert accepts_text(thinking_library, made, written.hermes([Call("now", "{}")]))
