@@ -7,6 +7,7 @@ await the moment the client leaves, while a suspended generator is only closed w
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from master.edge.conversation.chat_request import ChatRequests
 from master.edge.conversation.choice_parser import ChoiceParser
@@ -32,13 +33,16 @@ class Inference(InferenceServicer):
         self._chats = ChatRequests(service, parsers)
 
     async def Generate(self, request: wire.GenerateRequest, context: Context) -> None:
+        arrived_s = time.monotonic()
         async with answering(context):
             self._service.resolve_model(request.options.model or None)
             prompt_ids = await generate_prompt(self._service, request)
             options = decode_options(request.options, _time_limit_s(context))
-            await self._stream(await self._service.build_request(prompt_ids, options), (), context)
+            built = await self._service.build_request(prompt_ids, options)
+            await self._stream(replace(built, arrived_s=arrived_s), (), context)
 
     async def Chat(self, request: wire.ChatRequest, context: Context) -> None:
+        arrived_s = time.monotonic()
         async with answering(context):
             self._service.resolve_model(request.options.model or None)
             conversation = GrpcConversation(request)
@@ -47,7 +51,7 @@ class Inference(InferenceServicer):
             chat = await self._chats.make(
                 conversation, options, tools, num_body_bytes=conversation.num_bytes, names=CHAT_NAMES
             )
-            await self._stream(chat.request, chat.readers, context)
+            await self._stream(replace(chat.request, arrived_s=arrived_s), chat.readers, context)
 
     async def _stream(self, request: GenerationRequest, readers: Sequence[ChoiceParser], context: Context) -> None:
         created = int(time.time())

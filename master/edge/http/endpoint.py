@@ -8,6 +8,7 @@ It is an ASGI application by itself: a framework's wrappers would run once more 
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -71,9 +72,11 @@ class GenerationEndpoint:
 
     async def _answer(self, body: bytes, response: HttpResponse, timer: RequestTimer, client: str) -> None:
         answer: Answer | None = None
+        arrived_s = time.monotonic()
         try:
             answer = await self._read(body)
-            named = [_named(request, answer.id, client, response.client_request_id) for request in answer.requests]
+            header = response.client_request_id
+            named = [_named(request, arrived_s, answer.id, client, header) for request in answer.requests]
             response.name(answer.id)
             await self._serve(answer, named, response, timer)
         except ServingError as error:
@@ -112,14 +115,20 @@ class GenerationEndpoint:
             await response.whole(200, last)
 
 
-def _named(request: GenerationRequest, answer_id: str, client: str, header: str | None) -> GenerationRequest:
-    """Under the names by which its client may cancel it; one in the body goes before the header's."""
+def _named(
+    request: GenerationRequest, arrived_s: float, answer_id: str, client: str, header: str | None
+) -> GenerationRequest:
+    """Under the names by which its client may cancel it; one in the body goes before the header's.
+
+    It arrived before its prompt was tokenised.
+    """
     name = request.name or header
-    return replace(request, answer_id=answer_id, client_name=ClientName(client, name) if name else None)
+    client_name = ClientName(client, name) if name else None
+    return replace(request, arrived_s=arrived_s, answer_id=answer_id, client_name=client_name)
 
 
 async def _fail(answer: Answer | None, response: HttpResponse, error: ServingError) -> None:
     if isinstance(answer, StreamedAnswer) and response.status is not None:
-        await response.end_stream(answer.fail(error))
+        await response.end_stream(answer.fail(error), error)
     else:
         await response.fail(error)

@@ -37,11 +37,17 @@ class HttpResponse:
         self._request_id = _client_request_id(scope)
         self.status: int | None = None  # once headers are sent
         self.is_complete = False
+        self._error: ServingError | None = None
 
     @property
     def final_status(self) -> int | None:
-        """Of a response that was completed; None if the client left or was cut before."""
-        return self.status if self.is_complete else None
+        """Of a response that was completed; None if the client left or was cut before.
+
+        A stream that ended in an error has that error's, though its headers said 200.
+        """
+        if not self.is_complete:
+            return None
+        return self.status if self._error is None else http_status(self._error)
 
     @property
     def client_request_id(self) -> str | None:
@@ -60,8 +66,9 @@ class HttpResponse:
         """Raises SlowReader."""
         await self._put({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def end_stream(self, events: bytes) -> None:
-        """Raises SlowReader."""
+    async def end_stream(self, events: bytes, error: ServingError | None = None) -> None:
+        """`error` is what the stream ended in, if it did. Raises SlowReader."""
+        self._error = error
         await self._end(events)
 
     async def whole(self, status: int, json_text: bytes, headers: Sequence[Header] = ()) -> None:
