@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 
 from serving.keys import Keys
+from serving.source_log import SourceLog
 
 BEARER = "Bearer "
 METADATA_KEY = "authorization"
@@ -22,10 +23,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # likewise
-    """`key_name` is what messages call a key, such as "API key"."""
+    """`key_name` is what messages call a key, such as "API key"; `log` is told of everybody who is turned away."""
 
-    def __init__(self, keys: Keys, key_name: str, open_services: Collection[str] = OPEN_SERVICES) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        key_name: str,
+        open_services: Collection[str] = OPEN_SERVICES,
+        log: SourceLog | None = None,
+    ) -> None:
         self._keys = keys
+        self._log = log
         self._key_name = key_name
         self._open_prefixes = tuple(f"/{service}/" for service in open_services)
 
@@ -41,6 +49,8 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # likewi
             return await continuation(handler_call_details)
 
         async def refuse(requests: object, context: Context) -> None:
+            if self._log is not None:
+                self._log.warning(context.peer().rpartition(":")[0], f"was turned away: {problem}")
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
 
         # The form that reads no message by itself; on the wire all forms are the same.

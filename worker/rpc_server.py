@@ -1,5 +1,6 @@
 """The worker's gRPC port: sessions with masters."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +12,10 @@ from protos.session_pb2_grpc import add_WorkerServicer_to_server
 from serving.grpc_guard import GrpcGuard
 from serving.grpc_server import GrpcServer, GrpcService
 from serving.keys import Keys
+from serving.source_log import SourceLog
 from worker.session_service import SessionService
+
+logger = logging.getLogger(__name__)
 
 SERVICE_NAME: str = session_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
@@ -45,7 +49,7 @@ def session_server(
         [GrpcService(SERVICE_NAME, partial(add_WorkerServicer_to_server, sessions))],
         not_ready_reason,
         Address(host, port),
-        guard=None if keys is None else GrpcGuard(keys, "cluster token"),
+        guard=None if keys is None else GrpcGuard(keys, "cluster token", log=SourceLog(logger)),
         credentials=credentials,
         options=keepalive(master_silence_s),
     )

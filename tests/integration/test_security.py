@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -98,30 +99,53 @@ def test_a_worker_talks_to_nobody_without_the_token(closed: Closed) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_worker_of_another_cluster_is_named_in_the_masters_log(closed: Closed, tmp_path: Path) -> None:
+def test_a_worker_of_another_cluster_is_named_in_both_logs(closed: Closed, tmp_path: Path) -> None:
+    """R22"""
     cluster = closed.cluster
-    flags = [
-        f"--model={cluster.model_folder}",
+    with stranger(closed, tmp_path, "--cluster_token=another-clusters") as worker:
+        told, turned_away = "it refused our token", "was turned away: the cluster token is not valid"
+        eventually(lambda: told in cluster.master.life_log, "the master says so")
+        eventually(lambda: turned_away in worker.life_log, "the worker says so")
+        assert not cluster.instances["stranger"].is_connected
+        assert "another-clusters" not in cluster.master.life_log + worker.life_log
+    assert cluster.master.life_log.count(told) == worker.life_log.count(turned_away) == 1
+
+
+def test_a_worker_without_the_token_is_not_used_and_knows_why(closed: Closed, tmp_path: Path) -> None:
+    """R22: it would take any master, but no other worker could pull from it."""
+    cluster = closed.cluster
+    with stranger(closed, tmp_path) as worker:
+        told = "stranger does not know the cluster's secret"
+        eventually(lambda: told in cluster.master.life_log, "the master says so")
+        eventually(lambda: told in worker.life_log, "the worker says so")
+        status, body = worker.get("/readyz")
+        assert status == 503 and told in body
+        assert cluster.instances["stranger"].state == "refused"
+    assert worker.life_log.count(told) == 1
+
+
+@contextmanager
+def stranger(closed: Closed, folder: Path, *flags: str) -> Iterator[Process]:
+    """Another worker in the same registry."""
+    http_port = free_port()
+    all_flags = [
+        f"--model={closed.cluster.model_folder}",
         "--instance_role=MIX",
         "--instance_name=stranger",
-        f"--etcd_addr={cluster.etcd_address}",
+        f"--etcd_addr={closed.cluster.etcd_address}",
+        f"--port={http_port}",
         "--disagg_pd_port=0",
         "--transfer_listen_port=0",
         "--num_threads=1",
-        "--cluster_token=another-clusters",
+        *flags,
         *closed.worker_flags,
     ]
-    http_port = free_port()
-    stranger = Process("stranger", "worker.main", [*flags, f"--port={http_port}"], http_port, tmp_path / "log")
-    stranger.start()
+    process = Process("stranger", "worker.main", all_flags, http_port, folder / "log")
+    process.start()
     try:
-        told = "it refused our token"
-        eventually(lambda: told in cluster.master.life_log, "the master says so")
-        assert not cluster.instances["stranger"].is_connected
-        assert "another-clusters" not in cluster.master.life_log + stranger.life_log
+        yield process
     finally:
-        stranger.end()
-    assert cluster.master.life_log.count(told) == 1
+        process.end()
 
 
 def test_the_command_drains_an_instance(closed: Closed) -> None:
