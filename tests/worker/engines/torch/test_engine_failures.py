@@ -265,7 +265,7 @@ def test_a_failing_step_fails_its_attempts_and_the_engine_goes_on(
                     failure = node.master.failure(start.leg)
                     assert failure.code is ErrorCode.INTERNAL and str(error) in failure.message
             node.quiesce()
-        assert node.run(prompt(20, 30)).token_ids == expected
+            assert node.run(prompt(20, 30)).token_ids == expected
 
 
 def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: Path) -> None:
