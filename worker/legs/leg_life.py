@@ -26,7 +26,7 @@ from protos.session_messages import (
     Transferred,
 )
 from worker.engines.compute_engine import ComputeEngine, FirstToken, Run
-from worker.legs.cache_news import cache_news
+from worker.legs.cache_news import CacheNews, cache_news
 from worker.legs.hand_off import check_record, make_record
 from worker.legs.leg import Leg, Link, Phase
 from worker.legs.leg_limits import LegCounts, LegLimits
@@ -209,21 +209,23 @@ class Legs:
         self._tell(leg.link, LegUpdate(leg.start.leg, ended=True))
 
     def turned(self, cache_events: Items[CacheEvent]) -> None:
+        news = self._news(cache_events)
         now_s = time.monotonic()
         self._end_overdue(now_s)
         self._health.turned(now_s)
         updates, self._updates = self._updates, {}
-        if any(event.kind is CacheEventKind.RESET for event in cache_events):
-            news = None
-            snapshot = self._engine.cached_blocks()
-            for link in self._links:
-                link.deliver_cache_snapshot(snapshot)
-        else:
-            news = cache_news(cache_events)
         for link in updates.keys() & self._links if news is None else self._links:
             link.deliver(updates.get(link, []), news)
         while self._idle_calls and not self._unreleased:
             self._idle_calls.pop()()
+
+    def _news(self, cache_events: Items[CacheEvent]) -> CacheNews | None:
+        if not any(event.kind is CacheEventKind.RESET for event in cache_events):
+            return cache_news(cache_events)
+        snapshot = self._engine.cached_blocks()
+        for link in self._links:
+            link.deliver_cache_snapshot(snapshot)
+        return None
 
     def _refusal(self, link: Link, start: Start) -> Failure | None:
         if self._is_draining:

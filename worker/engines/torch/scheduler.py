@@ -71,8 +71,7 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, of waiting and running sequences."""
-        waiting = sum(s.num_uncomputed for s in self._waiting if not s.group.is_pull)
-        return waiting + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
+        return self._waiting.num_tokens + sum(s.num_uncomputed for s in self._running if s.num_uncomputed > 1)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence to be computed, or pulled if its run says so."""
@@ -112,6 +111,8 @@ class Scheduler:
     def _prompts(self) -> Iterator[Sequence]:
         """Those with more to compute than their newest token, running or waiting, and those that wait to pull."""
         prefilling = sorted((s for s in self._running if s.num_uncomputed > 1), key=lambda s: s.order)
+        if self.num_running >= self._max_num_seqs:
+            return iter(prefilling)  # nobody is let in
         return heapq.merge(prefilling, self._waiting, key=lambda s: s.order)
 
     def _is_room(self, sequence: Sequence, budget: PromptBudget) -> bool:

@@ -19,6 +19,8 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
+        self._num_tokens: dict[Sequence, int] = {}  # that each is to compute
+        self.num_tokens = 0  # of all
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -28,12 +30,16 @@ class WaitingLine:
 
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=lambda s: s.order)
+        num_tokens = 0 if sequence.group.is_pull else sequence.num_uncomputed
+        self._num_tokens[sequence] = num_tokens
+        self.num_tokens += num_tokens
 
     def discard(self, sequence: Sequence) -> None:
         """Harmless for one that does not wait."""
-        place = bisect_left(self._sequences, sequence.order, key=lambda s: s.order)
-        if place < len(self._sequences) and self._sequences[place] is sequence:
-            del self._sequences[place]
+        if sequence not in self._num_tokens:
+            return
+        del self._sequences[bisect_left(self._sequences, sequence.order, key=lambda s: s.order)]
+        self.num_tokens -= self._num_tokens.pop(sequence)
 
 
 class LookAhead:

@@ -348,6 +348,16 @@ def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: N
     decode.legs.detach(late)
 
 
+def test_more_changes_than_are_kept_are_told_by_a_snapshot(tiny_llama: Path) -> None:
+    with Node(tiny_llama) as node:
+        node.flush()
+        node.pool._max_events = 2
+        node.run(prompt(80))
+        node.flush()
+        assert node.master.num_snapshots == 2
+        assert node.master.cached == set(node.pool.snapshot())
+
+
 def test_load_says_what_is_going_on(tiny_llama: Path) -> None:
     with Node(tiny_llama, max_num_seqs=1) as node:
         first = node.start(prompt(40, 25), stage=Stage.PREFILL)

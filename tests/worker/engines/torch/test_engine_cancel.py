@@ -121,9 +121,6 @@ def test_every_sample_cancelled_one_by_one(node: Node) -> None:
     node.quiesce()
 
 
-# --- decoded where it was prefilled
-
-
 @pytest.mark.parametrize("sequences", [(0,), (0, 1, 2)])
 def test_told_to_decode_here_before_the_prompt_is_complete(node: Node, llama: Node, sequences: tuple[int, ...]) -> None:
     node.master.once(has_started, lambda u: node.legs.decode_here(node.master, u.leg))

@@ -37,9 +37,6 @@ from worker.legs.step_health import FAILURES_IN_A_ROW
 LONG = dataclasses.replace(GREEDY, max_tokens=500)
 
 
-# --- what cannot be pulled
-
-
 def expect_transfer_failure(node: Node, start: Start, code: ErrorCode = ErrorCode.TRANSFER_FAILED) -> None:
     failure = node.master.failure(start.leg)
     assert failure.code is code, failure
@@ -154,9 +151,6 @@ def test_a_peer_that_does_not_answer_is_unreachable(tiny_llama: Path, backlog: s
         address = f"{HOST}:{deaf.getsockname()[1]}"
         start = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=handle_to(decode, address))
         expect_transfer_failure(decode, start, ErrorCode.PEER_UNREACHABLE)
-
-
-# --- time and peers
 
 
 def test_nobody_takes_the_kv_before_its_lease_ends(tiny_llama: Path) -> None:

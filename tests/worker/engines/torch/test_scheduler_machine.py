@@ -126,8 +126,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.pool.num_free + self.pool.num_cached == NUM_BLOCKS
         assert (self.scheduler.num_waiting, self.scheduler.num_running) == (0, 0)
 
-    # --- what the engine does
-
     def compute(self, chunk: Chunk) -> None:
         sequence, is_last = chunk.sequence, chunk.is_last
         for position in range(sequence.num_computed, sequence.num_computed + chunk.num_tokens):
@@ -185,8 +183,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in group.sequences:
             self.scheduler.remove(sequence)
         self.groups.remove(group)
-
-    # --- what the pool holds
 
     def write(self, sequence: Sequence, position: int) -> None:
         block = sequence.blocks[position // BLOCK_SIZE]
