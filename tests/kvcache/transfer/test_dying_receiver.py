@@ -23,6 +23,7 @@ from tests.kvcache.transfer.rig import (
     tell,
 )
 
+MAX_MOMENTS = 20
 BLOCK_SIZE = 1024  # blocks of 256 KiB
 
 
@@ -97,13 +98,37 @@ def test_fifty_transfers_with_random_ends(
     assert sum(patient.counters.released.values()) + sum(hasty.counters.released.values()) == 50
 
 
+@each_transport
+def test_killed_at_every_frame(
+    transport: str, make_memory: MakeMemory, make_server: MakeServer, spawn_peer: SpawnPeer
+) -> None:
+    """The prefill side releases each export once: read to its end, or when its lease ends."""
+    peer, releases = spawn_peer("consume", 4, 64), Releases()
+    assert read(peer) == {"ready": True}
+    server = make_server(make_memory(4, 1, 64), lease_s=0.05)
+    for moment in range(1, MAX_MOMENTS):
+        export = server.open(moment, releases.put)
+        export.publish(range(4))
+        tell_to_pull(peer, export.handle, 4, transport, die_at=moment)
+        while "pid" not in (event := read(peer)):
+            assert "progress" in event, "of the one that was killed before"
+        while moment > 2 and "progress" in (event := read(peer)) and event["progress"] < min(moment - 2, 4):
+            pass
+        export.seal(b"record")
+        if releases.get(timeout=WAIT_S) is ReleaseReason.ACKNOWLEDGED:
+            break
+    assert moment >= 8, "claim, begin, four times verified and ACK are said"
+    assert releases.empty() and server.counters.num_open_exports == 0
+
+
 def tell_to_pull(
     peer: subprocess.Popen[str],
     handle: KvHandle,
     num_blocks: int,
     transport: str,
     stop_at: int | None = None,
+    die_at: int | None = None,
 ) -> None:
     encoded = base64.b64encode(handle.encode()).decode()
     transports = list(dict.fromkeys([transport, "tcp"]))
-    tell(peer, handle=encoded, num_blocks=num_blocks, transports=transports, stop_at=stop_at)
+    tell(peer, handle=encoded, num_blocks=num_blocks, transports=transports, stop_at=stop_at, die_at=die_at)

@@ -28,7 +28,10 @@ from tests.kvcache.transfer.rig import (
     failure_of,
     handle_of,
     on_verified,
+    read,
 )
+
+MAX_MOMENTS = 20
 
 Proxy = Callable[[str, Callable[[int, int, bytes], bytes | None]], str]
 
@@ -214,6 +217,25 @@ class TestLostConnection:
         sink, hook = make_memory(8, block_size=64), on_verified(on_progress)
         client = client_of(sink, transport, hook, silence_timeout_s=0.6, connect_timeout_s=0.6)
         assert failure_of(client.pull(handle, 0, range(8))).reason in expected
+
+    @each_transport
+    def test_a_peer_that_is_killed_at_every_frame(
+        self, transport: str, make_memory: MakeMemory, spawn_peer: SpawnPeer
+    ) -> None:
+        """R2: whenever it dies, it is unreachable, and what was received is not used."""
+        peer = spawn_peer("mortal", 4, 64, 7)
+        assert read(peer) == {"ready": True}
+        source, sink = make_memory(4, 7, 64), make_memory(4, block_size=64)
+        for moment in range(1, MAX_MOMENTS):
+            handle = handle_of(ask(peer, die_at=moment))
+            try:
+                result = client_of(sink, transport).pull(handle, 0, range(4)).run()
+            except TransferError as error:
+                assert error.is_cut_off, error
+            else:
+                break
+        assert moment >= 8, "ACCEPT, four times BLOCKS, RECORD and RELEASED are said"
+        assert result.record == b"record" and content(sink, range(4)) == content(source, range(4))
 
 
 class TestCancel:
