@@ -10,12 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.channel import Channel
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.counters import ConnectionOutcome
 from kvcache.transfer.errors import TransferError, TransferFailure
-from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.frames import HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameType, Header
 from kvcache.transfer.handle import KvHandle
 from kvcache.transfer.payloads import Ack, Begin, Claim, Verified
@@ -23,31 +21,17 @@ from kvcache.transfer.refusal import Refusal
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.tcp import Tcp
 from kvcache.transfer.transports.vm_read import VmRead
-from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, MakeServer, Releases
-
-
-def port_of(server: TransferServer) -> tuple[str, int]:
-    host, port = server.address.rsplit(":", 1)
-    return host, int(port)
-
-
-def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Waits until the peer hangs up; False when it says something first."""
-    connection.settimeout(WAIT_S)
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def transfer_works(server: TransferServer, memory: PoolMemory, sink: PoolMemory) -> bool:
-    releases = Releases()
-    export = server.open(99, releases.put)
-    export.publish([0, 1])
-    export.seal(b"still here")
-    result = TransferClient(sink, sink.layout.fingerprint()).pull(export.handle, 0, [0, 1]).run()
-    assert releases.get(timeout=WAIT_S) is ReleaseReason.ACKNOWLEDGED
-    return result.record == b"still here" and b"".join(sink.block_views([0, 1])) == b"".join(memory.block_views([0, 1]))
+from tests.kvcache.transfer.rig import (
+    WAIT_S,
+    MakeMemory,
+    MakeServer,
+    Releases,
+    claim,
+    fields_of,
+    is_closed_by_peer,
+    port_of,
+    transfer_works,
+)
 
 
 def tls_hello() -> bytes:
@@ -56,21 +40,6 @@ def tls_hello() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="worker").do_handshake()
     return outgoing.read()
-
-
-def fields_of(export: Export) -> dict[str, object]:
-    return {
-        "token": export.handle.token,
-        "leg": export.handle.leg,
-        "epoch": export.handle.epoch,
-        "layout": export.handle.layout,
-        "num_skip": 0,
-        "kinds": frozenset({Tcp.kind}),
-    }
-
-
-def claim(export: Export, **changes: object) -> bytes:
-    return Claim(**fields_of(export) | changes).frame().pack()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

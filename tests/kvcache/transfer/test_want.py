@@ -18,8 +18,18 @@ from kvcache.transfer.payloads import Claim
 from kvcache.transfer.pending_connection import PendingConnection
 from kvcache.transfer.refusal import Refusal
 from tests.cluster import eventually
-from tests.kvcache.transfer.rig import WAIT_S, MakeMemory, MakeServer, Releases, client_of, failure_of
-from tests.kvcache.transfer.test_port import claim, is_closed_by_peer, port_of, transfer_works
+from tests.kvcache.transfer.rig import (
+    WAIT_S,
+    MakeMemory,
+    MakeServer,
+    Releases,
+    claim,
+    client_of,
+    failure_of,
+    is_closed_by_peer,
+    port_of,
+    transfer_works,
+)
 
 
 @contextlib.contextmanager
