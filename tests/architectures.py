@@ -58,6 +58,17 @@ _EXPERTS: dict[str, object] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+_LATENT: dict[str, object] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 4,
+}
 LONG_ROPE = Architecture("phi3 longrope", "phi3", _LONG_ROPE)
 DYNAMIC_ROPE = Architecture("llama dynamic", "llama", _rope("dynamic", factor=2.0))
 
@@ -92,7 +103,10 @@ REFUSED = [
     (Architecture("llama4", "llama4_text", {"attention_chunk_size": 20, **_EXPERTS}), "differs"),
     *((architecture, "mask of its own") for architecture in _all("doge")),
     *((architecture, "does not pass on") for architecture in _all("stablelm", "nemotron")),
-    *((architecture, "must match the size") for architecture in _all("deepseek_v2", "deepseek_v3", **_EXPERTS)),
+    *(
+        (architecture, "keys are 12 wide, values 6")
+        for architecture in _all("deepseek_v2", "deepseek_v3", head_dim=None, **_LATENT, **_EXPERTS)
+    ),
     *(
         (architecture, "names no context length")
         for architecture in _all("bloom", "mamba", "rwkv", max_position_embeddings=None)

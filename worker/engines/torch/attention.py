@@ -47,6 +47,16 @@ class PagedStep:
     is_row_by_row: bool = False  # each token attends by itself, in a shape that only its place in its sequence decides
 
 
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """How a layer weighs what its tokens see."""
+
+    scaling: float
+    sliding_window: int | None  # tokens, itself included
+    softcap: float | None  # scores are bent to stay below it
+    sinks: torch.Tensor | None  # [heads], scores of nothing that attention may go to
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -72,58 +82,49 @@ def paged_attention(
         raise ValueError("the model makes an attention mask of its own")
     if kwargs.get("position_bias") is not None:
         raise ValueError("the model's attention uses position_bias")
+    width = paged.memory.layout.head_dim
+    if key.shape[3] != width or value.shape[3] != width:
+        raise ValueError(
+            f"keys are {key.shape[3]} wide, values {value.shape[3]}: it keeps only what is {width} for both"
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types every attribute as Tensor | Module
     keys, values = paged.memory.keys(layer), paged.memory.values(layer)
     where = (paged.slot_blocks, paged.slot_offsets)
     num_tokens = len(paged.slot_blocks)
     keys.index_put_(where, key[0, :, :num_tokens].transpose(0, 1))
     values.index_put_(where, value[0, :, :num_tokens].transpose(0, 1))
+    scoring = _Scoring(scaling, sliding_window, softcap, s_aux)
     output = torch.zeros_like(query[0].transpose(0, 1))  # [T, heads, head_dim]
     for whole in paged.spans:
         seen_keys, seen_values = _gather(keys, whole), _gather(values, whole)
         for span in whole.rows() if paged.is_row_by_row else (whole,):
             rows, seen = slice(span.start, span.start + span.num_tokens), slice(span.context_len)
-            attended = _attend(
-                query[:, :, rows],
-                seen_keys[:, :, seen],
-                seen_values[:, :, seen],
-                span,
-                scaling,
-                sliding_window,
-                softcap,
-                s_aux,
-            )
+            attended = _attend(query[:, :, rows], seen_keys[:, :, seen], seen_values[:, :, seen], span, scoring)
             output[rows] = attended[0].transpose(0, 1)
     return output.unsqueeze(0), None
 
 
 def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    span: SequenceSpan,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: SequenceSpan, scoring: _Scoring
 ) -> torch.Tensor:
     """[1, heads, num_tokens, head_dim], as `query`; `keys` and `values` [1, kv_heads, context_len, head_dim]."""
-    mask = _mask(span, sliding_window, query.device)
+    mask = _mask(span, scoring.sliding_window, query.device)
     is_causal = mask is None and span.num_tokens > 1
-    if softcap is None and sinks is None:
+    if scoring.softcap is None and scoring.sinks is None:
         return scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True
+            query, keys, values, attn_mask=mask, is_causal=is_causal, scale=scoring.scaling, enable_gqa=True
         )
     groups = query.shape[1] // keys.shape[1]
-    scores = query @ keys.repeat_interleave(groups, dim=1).transpose(2, 3) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = query @ keys.repeat_interleave(groups, dim=1).transpose(2, 3) * scoring.scaling
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if is_causal:
         mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    if sinks is not None:  # each head's sink takes its share of the attention, and gives nothing for it
-        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(-1, -1, scores.shape[2], 1)], dim=-1)
+    if scoring.sinks is not None:  # a sink takes its share of a head's attention, and gives nothing for it
+        sinks = scoring.sinks.view(1, -1, 1, 1).expand(-1, -1, scores.shape[2], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)[..., : keys.shape[2]]
     return weights @ values.repeat_interleave(groups, dim=1)
 
