@@ -20,6 +20,7 @@ from master.workers.leg import Leg, Loss, OnUpdate, SessionLegs
 from master.workers.outbox import Outbox
 from master.workers.session_call import (
     CALL_ENDS,
+    PARTING_S,
     SessionCall,
     SessionRefused,
     WorkerLost,
@@ -209,7 +210,9 @@ class WorkerSession:
                 raise ValueError(f"the first message must be welcome, not {type(welcome).__name__}")
             problem = self._master.problem(hello, welcome, self.name if self._is_name_known else None)
             if problem is not None:
-                await call.part(Standing(problem))
+                await call.write(Standing(problem), self._patience.connect_s)
+                await call.leave()
+                await call.wait_for_end()
                 raise SessionRefused(problem)
             await _first_to_end(self._receive(call, welcome), self._transmit(call))
 
@@ -228,7 +231,8 @@ class WorkerSession:
         while True:
             await self._outbox.send(call, self._patience.silence_s)
             if self.state is SessionState.RETIRED and len(self._legs) == 0:
-                await call.part(Standing(self.refusal))
+                await call.leave()
+                await asyncio.sleep(PARTING_S)  # usually the worker ends the call before
                 raise WorkerLost("superseded")
 
     def _on_message(self, message: ToMaster, welcome: Welcome) -> None:

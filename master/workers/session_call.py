@@ -53,7 +53,7 @@ class SessionCall:
         self._reading: asyncio.Task[object] | None = None
 
     async def read(self, limit_s: float) -> ToMaster | None:
-        """None if nothing came so far; what comes later is not lost."""
+        """None if nothing came so far; what comes later is not lost. One reader at a time."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._call.read())
         if not await is_done_within(self._reading, limit_s):
@@ -73,10 +73,12 @@ class SessionCall:
         finally:
             writing.cancel()
 
-    async def part(self, message: ToWorker) -> None:
-        """Leaves with a last word, and waits a little for the worker to hear it."""
-        await self.write(message, PARTING_S)
+    async def leave(self) -> None:
+        """Nothing more is written: the worker ends the call once it has heard what was said before."""
         await self._call.done_writing()
+
+    async def wait_for_end(self) -> None:
+        """After `leave`, a little: a call that is cancelled at once may lose the last words."""
         with contextlib.suppress(*CALL_ENDS):
             while await self.read(PARTING_S) is not None:
                 pass
