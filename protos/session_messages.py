@@ -117,9 +117,7 @@ class Welcome:
     num_blocks: int
     max_context: int
     max_num_seqs: int
-    vocab_size: int
     version: str
-    transfer_address: str
     protocol: int
     transfer_protocol: int
     proof: bytes = b""  # that it knows the cluster's secret; empty where it has none

@@ -28,7 +28,6 @@ class InstanceRecord:
     num_blocks: int
     max_context: int
     max_num_seqs: int
-    vocab_size: int
     draining: bool = False
     host: str
     pid: int

@@ -84,9 +84,7 @@ class ScriptedWorker(WorkerServicer):
             num_blocks=num_blocks,
             max_context=max_context,
             max_num_seqs=8,
-            vocab_size=VOCAB_SIZE,
             version="0",
-            transfer_address="127.0.0.1:1",
             protocol=PROTOCOL,
             transfer_protocol=1,
         )

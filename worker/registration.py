@@ -19,12 +19,14 @@ logger = logging.getLogger(__name__)
 TTL_S = 6
 
 
-def instance_record(welcome: Welcome, advertise_host: str, rpc_port: int, http_port: int) -> InstanceRecord:
+def instance_record(
+    welcome: Welcome, transfer_address: str, advertise_host: str, rpc_port: int, http_port: int
+) -> InstanceRecord:
     return InstanceRecord(
         instance=welcome.instance,
         role=welcome.role,
         rpc_address=join_host_port(advertise_host, rpc_port),
-        transfer_address=welcome.transfer_address,
+        transfer_address=transfer_address,
         http_address=join_host_port(advertise_host, http_port),
         model=welcome.model,
         incarnation=welcome.incarnation,
@@ -33,7 +35,6 @@ def instance_record(welcome: Welcome, advertise_host: str, rpc_port: int, http_p
         num_blocks=welcome.num_blocks,
         max_context=welcome.max_context,
         max_num_seqs=welcome.max_num_seqs,
-        vocab_size=welcome.vocab_size,
         host=socket.gethostname(),
         pid=os.getpid(),
         version=welcome.version,

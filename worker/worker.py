@@ -142,7 +142,9 @@ class Worker:
         """Raises FlagError if etcd can't be reached, or refuses the record."""
         config = self._config
         etcd = await stack.enter_async_context(EtcdClient(config.etcd_config()))
-        record = instance_record(self._welcome(), self._advertise_host, self._rpc.address.port, self._http.port)
+        transfer_address = self._engine.identity.transfer_address
+        ports = self._rpc.address.port, self._http.port
+        record = instance_record(self._welcome(), transfer_address, self._advertise_host, *ports)
         self._registration = WorkerRegistration(etcd, config.cluster, record, self._set_incarnation)
         stack.push_async_callback(self._registration.close)
         await self._registration.start(config.etcd_wait_s, lambda: self._sessions.num_sessions > 0)
@@ -182,9 +184,7 @@ class Worker:
             num_blocks=limits.num_blocks,
             max_context=limits.max_context,
             max_num_seqs=limits.max_num_seqs,
-            vocab_size=limits.vocab_size,
             version=version("pdserve"),
-            transfer_address=identity.transfer_address,
             protocol=PROTOCOL,
             transfer_protocol=PROTOCOL_VERSION,
         )

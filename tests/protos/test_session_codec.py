@@ -104,8 +104,8 @@ updates = st.builds(
 )
 to_master = st.one_of(
     st.builds(
-        m.Welcome, text, st.sampled_from(m.Role), models, u64, st.binary(max_size=16), u32, u32, u32, u32, u32, text,
-        text, u32, u32, st.binary(max_size=32),
+        m.Welcome, text, st.sampled_from(m.Role), models, u64, st.binary(max_size=16), u32, u32, u32, u32, text, u32,
+        u32, st.binary(max_size=32),
     ),
     st.builds(m.Step, st.lists(updates, max_size=3).map(tuple)),
     st.builds(

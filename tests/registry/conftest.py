@@ -338,7 +338,6 @@ def make_record() -> Callable[..., InstanceRecord]:
             num_blocks=64,
             max_context=2048,
             max_num_seqs=8,
-            vocab_size=256,
             host="localhost",
             pid=1,
             version="0.1",

@@ -32,13 +32,11 @@ def record() -> InstanceRecord:
         num_blocks=8,
         max_context=128,
         max_num_seqs=4,
-        vocab_size=300,
         version="0.1.0",
-        transfer_address="10.0.0.1:26000",
         protocol=1,
         transfer_protocol=1,
     )
-    return instance_record(welcome, "10.0.0.1", 7777, 8010)
+    return instance_record(welcome, "10.0.0.1:26000", "10.0.0.1", 7777, 8010)
 
 
 def register(etcd: EtcdClient, record: InstanceRecord, on_incarnation: Callable[[int], None]) -> WorkerRegistration:

@@ -91,9 +91,7 @@ class Served:
             limits.num_blocks,
             limits.max_context,
             limits.max_num_seqs,
-            limits.vocab_size,
             "1",
-            self.node.engine.identity.transfer_address,
             PROTOCOL,
             1,
         )

@@ -46,7 +46,6 @@ class Followed:
             num_blocks=100,
             max_context=1000,
             max_num_seqs=8,
-            vocab_size=512,
             draining=draining,
             host="host",
             pid=1,
