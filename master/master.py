@@ -97,6 +97,7 @@ class Master:
             max_context=max_context,
             request_timeout_s=config.request_timeout_s,
             user_markers=None if config.parse_special_in_user_text else UserMarkers(tokenizer.marker_ids),
+            isolates_caches=config.isolate_prefix_caches,
         )
         metrics.register(WorkersCollector(lambda: self._workers.sessions))
         http_config = HttpConfig(

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from master.dispatch.dispatcher import Dispatcher
 from master.dispatch.routes import RETRY_AFTER_S
@@ -44,6 +45,7 @@ class MasterService:
         max_context: int,
         request_timeout_s: float,
         user_markers: UserMarkers | None = None,
+        isolates_caches: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -54,6 +56,7 @@ class MasterService:
         self._user_markers = user_markers
         self._max_context = max_context
         self._request_timeout_s = request_timeout_s
+        self._isolates_caches = isolates_caches
         created = int(time.time())
         self._cards = {name: ModelCard(name, max_context, created) for name in names}
         self.is_leaving = False
@@ -109,6 +112,8 @@ class MasterService:
         await self._grammar_check.check(field, with_stand_ins(grammar, self._tokenizer.vocab_size))
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
+        if self._isolates_caches:
+            request = replace(request, cache_salt=f"{request.client}:{request.cache_salt}")
         return self._dispatcher.generate(request)
 
     async def cancel(self, request_id: str, client: str = "") -> None:

@@ -42,7 +42,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
-    name: str | None = None
+    name: str | None = None  # what the client calls it
+    client: str = ""  # tells clients apart by their keys
     reasoning: ReasoningSpan | None = None  # where stop strings do not count
     answer_id: str | None = None  # under which its client knows it, perhaps together with others
-    client_name: ClientName | None = None

@@ -33,6 +33,11 @@ class SecurityFlags(ClusterFlags):
     worker_tls_server_name: str | None = flag(
         None, "Name in workers' certificates; by default the host they are reached at", group="Security"
     )
+    isolate_prefix_caches: bool = flag(
+        False,
+        "Clients of different API keys share no prefix cache, so that no time to first token tells one of another",
+        group="Security",
+    )
     cors_origins: tuple[str, ...] = flag(
         (), "Origins of web pages that may read answers, such as https://chat.example; * for all", group="Security"
     )

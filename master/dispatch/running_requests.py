@@ -34,7 +34,9 @@ class RunningRequests:
     def hold(self, request: GenerationRequest, running: "asyncio.Task[None]") -> Iterator[RunningRequest]:
         """Keeps it here under its own id, its answer's and its client's name, which several requests may share."""
         entry = RunningRequest(request, running)
-        names: set[str | ClientName] = {request.id, request.answer_id or request.id, request.client_name or request.id}
+        names: set[str | ClientName] = {request.id, request.answer_id or request.id}
+        if request.name:
+            names.add(ClientName(request.client, request.name))
         for name in names:
             self._by_id.setdefault(name, []).append(entry)
         try:

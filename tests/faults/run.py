@@ -76,7 +76,8 @@ class FaultRun:
                 scene = self._scene(fault, roles, stack)
                 outcomes = scene.load.outcomes
                 asyncio.run(_run(scene, fault))
-                scene.cluster.check_no_leak()
+                scene.wake()
+                _check_afterwards(scene, fault)
         except AssertionError as error:
             problems.append(str(error).splitlines()[0])
         near_ties = [difference for difference in outcomes.differences if self._near_ties.explains(difference)]
@@ -118,6 +119,15 @@ class FaultRun:
         balancer = stack.enter_context(Balancer([cluster.master, *cluster.other_masters], addresses))
         load = Load(balancer.address, self._questions, self._num_requests, self._num_clients)
         return Scene(cluster, load, etcd, hosts)
+
+
+def _check_afterwards(scene: Scene, fault: Fault) -> None:
+    """Who still runs is used again, and holds nothing. Raises AssertionError."""
+    workers = scene.cluster.workers
+    ours = [name for name, worker in workers.items() if worker.is_running and name not in fault.absent]
+    if scene.cluster.master.is_running:
+        scene.cluster.wait_until_connected(*ours)
+        scene.cluster.check_no_leak(but=fault.absent)
 
 
 def worker_names(roles: Roles) -> list[str]:

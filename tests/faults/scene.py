@@ -40,6 +40,12 @@ class Scene:
         """Lets the fault last."""
         await asyncio.sleep(seconds)
 
+    def wake(self) -> None:
+        """What still stands still goes on."""
+        for process in (self.cluster.master, *self.cluster.workers.values()):
+            if process.is_running:
+                process.signal(signal.SIGCONT)
+
     def kill(self, *names: str) -> None:
         for name in names:
             self._process(name).kill()

@@ -19,6 +19,7 @@ from tests.cluster import HOST, Cluster, Process, eventually, free_port
 from tests.tls_files import make_certificate
 
 KEY = "a-key-of-tests"
+OTHER_KEY = "another-key"
 PROMPT = "Once upon a time, " * 20
 TIMEOUT_S = 30.0
 
@@ -50,11 +51,13 @@ def closed(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         f"--worker_tls_cert_file={master_certificate}",
         f"--worker_tls_key_file={master_key}",
         "--worker_tls_server_name=localhost",
+        "--isolate_prefix_caches",
+        f"--api_key={KEY},{OTHER_KEY}",
     ]
     worker_flags = [f"--cluster_token_file={tokens}", *tls]
     cluster = Cluster(tiny_llama, ["PREFILL", "DECODE", "DECODE"], worker_flags=worker_flags, master_flags=master_flags)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PDSERVE_API_KEY", KEY)  # for the master and for its clients
+        environment.setenv("PDSERVE_API_KEY", KEY)  # for its clients
         with cluster:
             yield Closed(cluster, certificate, tls)
 
@@ -65,6 +68,20 @@ def test_requests_run_over_both_workers(closed: Closed) -> None:
             assert len(list(stream)) > 1
         assert stream.timeline is not None
         assert stream.timeline.blocks_sent > 0
+
+
+def cached_tokens(closed: Closed, key: str) -> int:
+    with Client(closed.cluster.grpc_address, api_key=key, timeout_s=TIMEOUT_S) as client:
+        usage = client.generate(range(100, 180), max_tokens=1, temperature=0).usage
+    assert usage is not None
+    return usage.cached_tokens
+
+
+def test_clients_of_different_keys_share_no_prefix_cache(closed: Closed) -> None:
+    """C4"""
+    assert cached_tokens(closed, KEY) == 0
+    assert cached_tokens(closed, KEY) > 0
+    assert cached_tokens(closed, OTHER_KEY) == 0
 
 
 def test_clients_without_a_key_get_nothing(closed: Closed) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from master.edge.conversation.chat_request import ChatRequests
 from master.edge.conversation.choice_parser import ChoiceParser
 from master.edge.conversation.prompt_tokens import decode_ids
+from master.edge.grpc.caller import caller
 from master.edge.grpc.chat import GrpcConversation
 from master.edge.grpc.codec import decode_options, encode_output
 from master.edge.grpc.prompt import generate_prompt, tokenize_prompt
@@ -55,13 +56,14 @@ class Inference(InferenceServicer):
 
     async def _stream(self, request: GenerationRequest, readers: Sequence[ChoiceParser], context: Context) -> None:
         created = int(time.time())
+        request = replace(request, client=caller(context))
         async with aclosing(self._service.generate(request)) as outputs:
             async for output in outputs:
                 await context.write(encode_output(output, request.id, request.model, created, readers))
 
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
         async with answering(context):
-            await self._service.cancel(request.id)
+            await self._service.cancel(request.id, caller(context))
             return wire.CancelResponse()
 
     async def Tokenize(self, request: wire.TokenizeRequest, context: Context) -> wire.TokenizeResponse:

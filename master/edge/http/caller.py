@@ -3,9 +3,9 @@
 OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; either is good on every path.
 """
 
-import hashlib
-
 from starlette.types import Scope
+
+from serving.keys import client_of
 
 BEARER = b"bearer "
 
@@ -17,7 +17,7 @@ def presented_keys(scope: Scope) -> list[bytes]:
 def caller(scope: Scope) -> str:
     """Tells clients apart by the key they present; empty for one that presents none."""
     keys = presented_keys(scope)
-    return hashlib.blake2b(keys[0], digest_size=16).hexdigest() if keys else ""
+    return client_of(keys[0]) if keys else ""
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:

@@ -26,7 +26,7 @@ from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics, RequestTimer
 from master.edge.http.request_body import read_or_refuse
 from master.edge.http.response import HttpResponse, SlowReader
 from master.errors import ErrorKind, ServingError
-from master.request import ClientName, GenerationRequest
+from master.request import GenerationRequest
 from master.service import Service
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,7 @@ def _named(
 
     It arrived before its prompt was tokenised.
     """
-    name = request.name or header
-    client_name = ClientName(client, name) if name else None
-    return replace(request, arrived_s=arrived_s, answer_id=answer_id, client_name=client_name)
+    return replace(request, arrived_s=arrived_s, answer_id=answer_id, client=client, name=request.name or header)
 
 
 async def _fail(answer: Answer | None, response: HttpResponse, error: ServingError) -> None:

@@ -13,7 +13,7 @@ from master.dispatch import dispatcher as dispatcher_module
 from master.dispatch.dispatcher import Dispatcher
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
-from master.request import ClientName, GenerationRequest
+from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from protos.sampling_messages import FinishReason, SamplingParams
 from protos.session_messages import Cancel, Role, Start
@@ -126,7 +126,7 @@ async def test_a_name_is_its_clients_alone(tokenizer: Tokenizer) -> None:
         (mix,) = master.workers
         streams = {}
         for number, client in enumerate(("ann", "bob")):
-            request = replace(master.request(f"req-{number}"), client_name=ClientName(client, "mine"))
+            request = replace(master.request(f"req-{number}"), client=client, name="mine")
             streams[client] = Stream(master.dispatcher.generate(request))
         starts = [await mix.hear(Start), await mix.hear(Start)]
         for stranger in ("", "eve"):

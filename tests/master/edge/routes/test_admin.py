@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from master.request import ClientName
 from tests.http_service import HttpEdge
 
 
@@ -34,14 +33,14 @@ async def test_a_request_has_the_name_that_its_client_gave_it(edge: HttpEdge) ->
         edge.service.requests.clear()
         body = json.dumps({"prompt": ["a", "b"], **fields}).encode()
         assert (await edge.client.send("POST", "/v1/completions", body, ANN | headers)).status == 200
-        named = [request.client_name for request in edge.service.requests]
-        assert [name.name for name in named if name is not None] == names
-        assert len({name.client for name in named if name is not None}) == 1
+        named = [(request.client, request.name) for request in edge.service.requests]
+        assert [name for _, name in named] == names
+        assert len({client for client, _ in named}) == 1
     await edge.client.send("POST", "/v1/requests/mine/cancel", headers=ANN)
     await edge.client.send("POST", "/v1/requests/mine/cancel", headers={"x-api-key": "bob"})
     await edge.client.send("POST", "/v1/requests/mine/cancel", headers={})
     ann, bob, nobody = edge.service.cancellers
-    assert edge.service.requests[0].client_name == ClientName(ann, "one")
+    assert (edge.service.requests[0].client, edge.service.requests[0].name) == (ann, "one")
     assert len({ann, bob, nobody}) == 3 and nobody == "" and "ann" not in ann
 
 
