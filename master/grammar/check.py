@@ -2,21 +2,26 @@
 
 import asyncio
 import hashlib
-import json
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 
 from master.errors import ErrorKind, ServingError, invalid
+from master.grammar.compiler_process import CompilerProcess
 from protos.sampling_messages import Grammar
 from serving.grammar_source import grammar_source
 
 MAX_KNOWN = 1024  # verdicts kept
 MAX_WAITING = 64
-TIMEOUT_S = 10.0  # with the wait for its turn; one grammar has the processor for at most a second
+MAX_PROCESSES = 3  # for one grammar: two must have died of it before it is to blame
+# With the wait for its turn. What a grammar may cost is counted in the processor's time, whatever else runs there.
+TIMEOUT_S = 120.0
+DEATH_VERDICT_S = 300.0  # a machine in trouble may have killed both
 
-TOO_SLOW = "it takes more than a second to compile"
+TOO_SLOW = "it takes too long to compile"
 TOO_COMPLEX = "it is nested too deep, or takes too much memory to compile"
 DEATHS = {
     -signal.SIGPROF: TOO_SLOW,
@@ -26,15 +31,22 @@ DEATHS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    problem: str  # empty for none
+    until_s: float = inf
+
+
 class GrammarCheck:
     """Has grammars compiled one after another by a process of its own, `master.grammar.compiler`, and replaces that
     when it dies of one. It runs from the first grammar on, until `close`."""
 
-    def __init__(self) -> None:
-        self._process: Process | None = None
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._process: CompilerProcess | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
-        self._problems: OrderedDict[bytes, str] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
 
     async def check(self, field: str, grammar: Grammar) -> None:
         """Raises ServingError naming `field`: INVALID_REQUEST for a grammar that is wrong or too costly, OVERLOADED
@@ -49,71 +61,59 @@ class GrammarCheck:
 
     async def close(self) -> None:
         if self._process is not None:
-            await _end(self._process)
+            await self._process.end()
             self._process = None
 
     async def _problem(self, source: str) -> str:
         key = hashlib.blake2b(source.encode(), digest_size=16).digest()
-        if key not in self._problems:
+        if not self._knows(key):
             if self._num_waiting == MAX_WAITING:
                 raise _overloaded(f"{MAX_WAITING} grammars are being checked")
             self._num_waiting += 1
             try:
                 async with asyncio.timeout(TIMEOUT_S), self._turn:
-                    if key not in self._problems:
-                        self._problems[key] = await self._compile(source)
+                    if not self._knows(key):
+                        self._verdicts[key] = await self._judge(source)
             except TimeoutError as error:
                 raise _overloaded(f"the grammar was not checked within {TIMEOUT_S:g} s") from error
             finally:
                 self._num_waiting -= 1
-        self._problems.move_to_end(key)
-        if len(self._problems) > MAX_KNOWN:
-            self._problems.popitem(last=False)
-        return self._problems[key]
+        self._verdicts.move_to_end(key)
+        if len(self._verdicts) > MAX_KNOWN:
+            self._verdicts.popitem(last=False)
+        return self._verdicts[key].problem
 
-    async def _compile(self, source: str) -> str:
-        """What is wrong with it, empty for nothing. Asks a second process if the first died of something else."""
-        status = 0
-        for _ in range(2):
-            process, self._process = self._process, None
-            if process is None:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "master.grammar.compiler", stdin=PIPE, stdout=PIPE
-                )
-            try:
-                problem = await _ask(process, source)
-                if problem is not None:
-                    self._process = process
-                    return problem
-                status = await process.wait()
-            finally:
-                # else what it says next would be taken for the answer to another's question
-                if self._process is None:
-                    await _end(process)
-            if status in DEATHS:
-                return DEATHS[status]
-        raise ServingError(ErrorKind.INTERNAL, f"the process that compiles grammars ended with status {status}")
+    def _knows(self, key: bytes) -> bool:
+        verdict = self._verdicts.get(key)
+        return verdict is not None and self._now() < verdict.until_s
 
+    async def _judge(self, source: str) -> _Verdict:
+        """A process may die of something else than the grammar, so that a fresh one has to die of it as well."""
+        num_deaths = 0
+        for _ in range(MAX_PROCESSES):
+            answer = await self._ask(source)
+            if isinstance(answer, str):
+                return _Verdict(answer)
+            num_deaths += answer in DEATHS
+            if num_deaths == 2:
+                return _Verdict(DEATHS[answer], self._now() + DEATH_VERDICT_S)
+        raise ServingError(ErrorKind.INTERNAL, "the processes that compile grammars end; the log says how")
 
-async def _ask(process: Process, source: str) -> str | None:
-    """None if it dies of the question."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(source).encode() + b"\n")
-        await process.stdin.drain()
-    except (ConnectionError, RuntimeError):  # the latter is uvloop's for a pipe that it has closed already
-        return None
-    answer = await process.stdout.readline()
-    if not answer:
-        return None
-    problem: str = json.loads(answer)
-    return problem
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+    async def _ask(self, source: str) -> str | int:
+        """What is wrong with it, empty for nothing; or the status of the process that died of the question."""
+        process, self._process = self._process, None
+        if process is None:
+            process = await CompilerProcess.start()
+        try:
+            problem = await process.ask(source)
+            if problem is None:
+                return await process.death()
+            self._process = process
+            return problem
+        finally:
+            # else what it says next would be taken for the answer to another's question
+            if self._process is None:
+                await process.end()
 
 
 def _overloaded(message: str) -> ServingError:

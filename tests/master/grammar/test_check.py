@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
 
 from master.errors import ErrorKind, ServingError
-from master.grammar.check import TOO_COMPLEX, TOO_SLOW, GrammarCheck
+from master.grammar.check import DEATH_VERDICT_S, TOO_COMPLEX, TOO_SLOW, GrammarCheck
 from protos.sampling_messages import Grammar, GrammarKind
 
 VALID = Grammar(GrammarKind.REGEX, "[a-z]+")
@@ -135,7 +137,7 @@ async def test_a_chain_that_overflows_a_stack_kills_only_the_compiler(grammar_ch
 
 
 async def test_what_compiles_for_too_long_is_stopped(grammar_check: GrammarCheck) -> None:
-    slow = schema({"anyOf": [{"type": "integer", "multipleOf": 99_991 + 2 * n} for n in range(20)]})
+    slow = schema({"anyOf": [{"type": "integer", "multipleOf": 99_991 + 2 * n} for n in range(60)]})
     assert (await problem(grammar_check, slow)).endswith(TOO_SLOW)
     await grammar_check.check("field", VALID)
 
@@ -178,4 +180,50 @@ async def test_close_ends_the_compiler_and_may_be_called_without_one() -> None:
     await check.close()
     await check.check("field", VALID)
     await check.close()
+    await check.close()
+
+
+async def killed_while_it_compiles(
+    check: GrammarCheck, grammar: Grammar, number: signal.Signals
+) -> "asyncio.Task[None]":
+    """The process that has the question stands still, so that the signal surely comes before the answer."""
+    await check.check("field", VALID)
+    assert check._process is not None
+    pid = check._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    checking = asyncio.create_task(check.check("field", grammar))
+    await asyncio.sleep(0)
+    os.kill(pid, number)
+    os.kill(pid, signal.SIGCONT)
+    return checking
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF, signal.SIGKILL])
+async def test_a_grammar_is_not_to_blame_for_one_death(
+    grammar_check: GrammarCheck, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R19: a fresh process has the last word."""
+    await (await killed_while_it_compiles(grammar_check, regex("[b-z]+"), number))
+    assert f"ended by {number.name}" in caplog.text
+
+
+async def test_what_a_dying_process_says_is_logged(
+    grammar_check: GrammarCheck, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R19"""
+    await problem(grammar_check, chain(1000))
+    assert caplog.text.count("a process that compiles grammars ended by") == 2
+
+
+async def test_a_verdict_that_comes_from_deaths_expires() -> None:
+    """R19"""
+    now_s = 0.0
+    check = GrammarCheck(now=lambda: now_s)
+    await problem(check, chain(1000))
+    known = dict(check._verdicts)
+    await problem(check, chain(1000))
+    assert check._verdicts == known
+    now_s = DEATH_VERDICT_S
+    await problem(check, chain(1000))
+    assert check._verdicts != known
     await check.close()
