@@ -126,6 +126,7 @@ class Master:
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
             keys=self._keys,
             parsers=self._parsers,
+            slow_reader_timeout_s=config.slow_reader_timeout_s,
         )
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:

@@ -5,6 +5,7 @@ node, keeps everything in memory, has no TLS and no users, and is meant for a si
 """
 
 import asyncio
+import inspect
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -123,17 +124,19 @@ class _MaintenanceService(wire.MaintenanceServicer):  # type: ignore[misc]  # as
 
 
 class _StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in its stubs
-    """Turns the store's errors into gRPC statuses, in one place for all unary calls."""
+    """Turns the store's errors into gRPC statuses, in one place for all unary calls, and says what there is not."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None:
+            return None
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        if not (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)):
+            return _unimplemented(details.method)  # the package's base class would raise
+        if handler.unary_unary is None:
             return handler
-        inner = handler.unary_unary
 
         async def answer(request: Any, context: Any) -> Any:
-            if not asyncio.iscoroutinefunction(inner):  # the package's base class, which raises
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the built-in etcd has no {details.method}")
             try:
                 return await inner(request, context)
             except StoreError as error:
@@ -144,3 +147,10 @@ class _StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+def _unimplemented(method: str) -> Any:
+    async def refuse(requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the built-in etcd has no {method}")
+
+    return grpc.stream_stream_rpc_method_handler(refuse)  # on the wire all forms are the same

@@ -4,6 +4,7 @@ Streams are written with `context.write`, not by an async generator: a handler t
 await the moment the client leaves, while a suspended generator is only closed when it is collected.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from master.edge.grpc.caller import caller
 from master.edge.grpc.chat import GrpcConversation
 from master.edge.grpc.codec import decode_options, encode_output
 from master.edge.grpc.prompt import generate_prompt, tokenize_prompt
-from master.edge.grpc.status import Context, answering
+from master.edge.grpc.status import Context, SlowReader, answering
 from master.errors import ErrorKind, ServingError
 from master.parsing.formats import ParserChoice
 from master.request import GenerationRequest
@@ -29,8 +30,9 @@ CHAT_NAMES = {"prompt": "messages"}
 
 
 class Inference(InferenceServicer):
-    def __init__(self, service: Service, parsers: ParserChoice) -> None:
+    def __init__(self, service: Service, parsers: ParserChoice, slow_reader_timeout_s: float) -> None:
         self._service = service
+        self._slow_reader_timeout_s = slow_reader_timeout_s
         self._chats = ChatRequests(service, parsers)
 
     async def Generate(self, request: wire.GenerateRequest, context: Context) -> None:
@@ -59,7 +61,16 @@ class Inference(InferenceServicer):
         request = replace(request, client=caller(context))
         async with aclosing(self._service.generate(request)) as outputs:
             async for output in outputs:
-                await context.write(encode_output(output, request.id, request.model, created, readers))
+                message = encode_output(output, request.id, request.model, created, readers)
+                try:
+                    async with asyncio.timeout(self._patience_s(request)):
+                        await context.write(message)
+                except TimeoutError as error:
+                    raise SlowReader(request.id) from error
+
+    def _patience_s(self, request: GenerationRequest) -> float:
+        """For how long a write may wait: a request's time limit holds for its client too."""
+        return min(self._slow_reader_timeout_s, request.arrived_s + request.time_limit_s - time.monotonic())
 
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
         async with answering(context):

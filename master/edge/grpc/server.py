@@ -17,6 +17,7 @@ from serving.grpc_server import HEALTH_INTERVAL_S, GrpcServer, GrpcService
 from serving.keys import Keys
 
 NO_PARSERS = ParserChoice()
+SLOW_READER_TIMEOUT_S = 60.0
 
 INFERENCE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 CLUSTER_NAME: str = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
@@ -38,9 +39,13 @@ def client_server(
     keys: Keys | None = None,
     health_interval_s: float = HEALTH_INTERVAL_S,
     parsers: ParserChoice = NO_PARSERS,
+    slow_reader_timeout_s: float = SLOW_READER_TIMEOUT_S,
 ) -> GrpcServer:
-    """With `keys` all but health and reflection needs one of them; `parsers` read what chats are answered with."""
-    inference, cluster = Inference(service, parsers), Cluster(service)
+    """With `keys` all but health and reflection needs one of them; `parsers` read what chats are answered with.
+
+    A client that takes nothing of its stream for `slow_reader_timeout_s` is cut.
+    """
+    inference, cluster = Inference(service, parsers, slow_reader_timeout_s), Cluster(service)
     return GrpcServer(
         (
             GrpcService(INFERENCE_NAME, partial(add_InferenceServicer_to_server, inference)),

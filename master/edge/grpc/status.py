@@ -35,6 +35,10 @@ MAX_DETAILS_BYTES = 2000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class SlowReader(Exception):
+    """The client of this request has taken nothing of its answer for too long."""
+
+
 @asynccontextmanager
 async def answering(context: Context) -> AsyncIterator[None]:
     """The outer edge of every handler: ends the call with the status of whatever was raised inside."""
@@ -42,6 +46,9 @@ async def answering(context: Context) -> AsyncIterator[None]:
         yield
     except ServingError as error:
         await context.abort(STATUS_CODES[error.kind], details(error.message), trailing_metadata(error))
+    except SlowReader as error:
+        logger.info("%s: its client %s reads nothing and is cut", error, context.peer())
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read")
     except Exception:
         if context.done():  # writing to a client that has just left fails in several ways
             raise

@@ -212,3 +212,17 @@ async def test_closing_frees_the_port_and_leaves_no_task(make_client: Callable[.
     host, _, port = server.address.rpartition(":")
     async with EmbeddedEtcd(host, int(port)) as again:
         assert again.address == server.address
+
+
+@pytest.mark.parametrize("method", ["Snapshot", "Defragment"])
+async def test_what_the_built_in_registry_has_not_is_unimplemented_without_a_traceback(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A13"""
+    async with EmbeddedEtcd() as server, grpc.aio.insecure_channel(server.address) as channel:
+        ask = channel.unary_stream(f"/etcdserverpb.Maintenance/{method}", bytes, bytes)
+        call = ask(b"", timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"the built-in etcd has no .*{method}") as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.records

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from master.edge.grpc.server import client_server
 from protos import inference_pb2 as wire
@@ -72,16 +72,29 @@ async def test_messages_above_the_limit_are_refused_and_those_below_are_read(ser
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_reflection_lists_and_describes_the_services(channel: grpc.aio.Channel) -> None:
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+@pytest.mark.parametrize("symbol", ["pdserve.v1.Inference", "pdserve.v1.Inference.Generate", "pdserve.v1.Usage"])
+async def test_reflection_lists_and_describes_the_services(
+    channel: grpc.aio.Channel, version: str, symbol: str
+) -> None:
+    """A13: newer tools ask for v1 only, and some describe a method by its own name."""
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="pdserve.v1.Inference"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="pdserve.v1.Nothing.Generate"),
     ]
-    call = ServerReflectionStub(channel).ServerReflectionInfo(iter(requests), timeout=TIMEOUT_S)
-    listed, described = [response async for response in call]
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    listed, described, unknown = [response async for response in ask(iter(requests), timeout=TIMEOUT_S)]
     names = {service.name for service in listed.list_services_response.service}
     assert {"pdserve.v1.Inference", "pdserve.v1.Cluster", "grpc.health.v1.Health"} <= names
-    assert described.file_descriptor_response.file_descriptor_proto
+    assert {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= names
+    files = map(FileDescriptorProto.FromString, described.file_descriptor_response.file_descriptor_proto)
+    assert "protos/inference.proto" in [file.name for file in files]
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 @pytest.mark.parametrize("name", ["", "pdserve.v1.Inference", "pdserve.v1.Cluster"])
