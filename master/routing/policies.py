@@ -49,7 +49,7 @@ def _longest_rested(workers: Sequence[WorkerView]) -> WorkerView:
 
 
 def _wait_s(worker: WorkerView, prompt: PromptView, typical: PrefillSpeed) -> float:
-    """Until the prompt would be computed there, and what its decoding would cost among those that decode already."""
+    """How long until the prompt is computed there, and what its decoding costs among those that decode already."""
     speed = worker.prefill_speed or typical
     num_tokens = worker.queued_prefill_tokens + prompt.num_tokens - prompt.cached_tokens(worker)
     if worker.role is not Role.PREFILL:

@@ -109,7 +109,7 @@ class WorkerSession:
 
     @property
     def shown_state(self) -> str:
-        """For people."""
+        """A word that people read; `SessionState` and what others think of the worker."""
         if self.is_open and self.refusal is not None:
             return "not used"
         if self.is_open and self.is_draining:
@@ -132,7 +132,7 @@ class WorkerSession:
         return len(self._cache.blocks)
 
     def view(self) -> WorkerView:
-        """For the router; only of a worker that was heard of."""
+        """What routing goes by. The worker must have been heard of."""
         assert self.welcome is not None, self.name
         return worker_view(self.name, self.welcome, self.load, self._legs, self._cache)
 
@@ -149,13 +149,13 @@ class WorkerSession:
         self._send(Drain())
 
     def set_draining(self, is_draining: bool) -> None:
-        """As the registry says; the worker's own reports say so too, a little later."""
+        """The registry says so; the worker's own reports do too, a little later."""
         if is_draining != self._is_draining:
             self._is_draining = is_draining
             self._on_change()
 
     def stand(self, refusal: str | None) -> None:
-        """Whether the cluster uses this worker: why not, or None. The worker is told."""
+        """Says why the cluster does not use this worker, or None if it does. The worker is told."""
         if refusal != self.refusal:
             level, now = (logging.INFO, "used") if refusal is None else (logging.WARNING, f"not used: {refusal}")
             logger.log(level, "worker %s is %s", self.name, now)

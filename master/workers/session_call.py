@@ -78,7 +78,7 @@ class SessionCall:
         await self._call.done_writing()
 
     async def wait_for_end(self) -> None:
-        """After `leave`, a little: a call that is cancelled at once may lose the last words."""
+        """Follows `leave`, for a little while: a call that is cancelled at once may lose its last words."""
         with contextlib.suppress(*CALL_ENDS):
             while await self.read(PARTING_S) is not None:
                 pass

@@ -90,7 +90,7 @@ class Workers:
         return [leg for session in sessions for leg in session.legs_of(request_id)]
 
     def views(self, model: str | None = None) -> list[WorkerView]:
-        """Of the workers that take new attempts now: for new requests, or to go on with what `model` began."""
+        """Shows the workers that take new legs now: of new requests, or of those that `model` has begun."""
         usable = [session for session in self.sessions if session.is_usable]
         if model is None:
             return [session.view() for session in usable if session.refusal is None]
