@@ -2,6 +2,7 @@ import json
 from collections.abc import Mapping
 from typing import get_type_hints
 
+import msgspec
 import pytest
 
 from client.errors import InvalidRequest
@@ -15,35 +16,10 @@ from client.options import (
     tokenize_request,
 )
 from protos import inference_pb2 as wire
+from tests.sampling_values import one_of_each
 
-# One value for each option, none of them the message's default.
-OPTIONS: GenerateOptions = {
-    "model": "tiny",
-    "n": 2,
-    "max_tokens": 3,
-    "min_tokens": 1,
-    "temperature": 0.5,
-    "top_p": 0.25,
-    "top_k": -1,
-    "min_p": 0.125,
-    "presence_penalty": 1.0,
-    "frequency_penalty": -1.0,
-    "repetition_penalty": 1.5,
-    "logit_bias": {7: -2.0},
-    "seed": 2**63 - 1,
-    "logprobs": 4,
-    "prompt_logprobs": 2,
-    "bad_words": ["ugly", "word"],
-    "stop": ["a", "b"],
-    "stop_token_ids": [5, 6],
-    "ignore_eos": True,
-    "include_stop_str_in_output": True,
-    "skip_special_tokens": False,
-    "priority": -2,
-    "cache_salt": "salt",
-    "user": "me",
-    "add_special_tokens": False,
-}
+OTHERS: GenerateOptions = {"add_special_tokens": False, "model": "tiny", "user": "me"}
+OPTIONS = msgspec.convert({**one_of_each(), **OTHERS}, GenerateOptions)
 GRAMMARS = {"json_schema", "regex", "lark", "choice"}
 
 

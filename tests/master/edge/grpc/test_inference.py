@@ -3,13 +3,16 @@ import time
 from collections.abc import AsyncIterator
 
 import grpc
+import msgspec
 import pytest
 
+from client.options import GenerateOptions, generate_request
 from protos import inference_pb2 as wire
 from protos import sampling_pb2
 from protos.inference_pb2_grpc import InferenceStub
-from protos.sampling_messages import SAMPLING_OPTIONS, Grammar, GrammarKind
+from protos.sampling_messages import Grammar, GrammarKind
 from tests.grpc_calls import all_of, failure_of
+from tests.sampling_values import one_of_each
 from tests.scripted_service import ScriptedService, serving
 
 TIMEOUT_S = 30.0
@@ -114,65 +117,12 @@ async def test_unset_is_not_zero(inference: InferenceStub, service: ScriptedServ
 
 
 async def test_every_option_arrives(inference: InferenceStub, service: ScriptedService) -> None:
-    sampling = sampling_pb2.SamplingParams(
-        max_tokens=5,
-        min_tokens=1,
-        temperature=0.5,
-        top_p=0.25,
-        top_k=7,
-        min_p=0.125,
-        presence_penalty=1,
-        frequency_penalty=-1,
-        repetition_penalty=1.5,
-        logit_bias={3: -2.0},
-        seed=-(2**62),
-        logprobs=4,
-        prompt_logprobs=2,
-        stop_token_ids=[8, 9],
-        grammar=sampling_pb2.Grammar(regex="a+"),
-    )
-    options = wire.GenerationOptions(
-        model="alias",
-        sampling=sampling,
-        n=2,
-        stop=["x", "y"],
-        bad_words=["ugly"],
-        ignore_eos=True,
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        priority=-3,
-        cache_salt="salt",
-        thinking_token_budget=9,
-    )
-    await all_of(inference.Generate(wire.GenerateRequest(text="hello", options=options), timeout=TIMEOUT_S))
+    asked = {**one_of_each(), "seed": -5, "model": "alias", "regex": "a+"}
+    request = generate_request("hello", msgspec.convert(asked, GenerateOptions))
+    await all_of(inference.Generate(request, timeout=TIMEOUT_S))
     (arrived,) = service.options
+    assert arrived.sampling == {**one_of_each(), "seed": -5}
     assert (arrived.model, arrived.grammar) == ("alias", Grammar(GrammarKind.REGEX, "a+"))
-    assert arrived.sampling == {
-        "n": 2,
-        "max_tokens": 5,
-        "min_tokens": 1,
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 7,
-        "min_p": 0.125,
-        "presence_penalty": 1,
-        "frequency_penalty": -1,
-        "repetition_penalty": 1.5,
-        "logit_bias": {3: -2.0},
-        "seed": -(2**62),
-        "thinking_token_budget": 9,
-        "logprobs": 4,
-        "prompt_logprobs": 2,
-        "stop": ["x", "y"],
-        "stop_token_ids": [8, 9],
-        "ignore_eos": True,
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "bad_words": ["ugly"],
-        "priority": -3,
-        "cache_salt": "salt",
-    }
-    assert arrived.sampling.keys() == SAMPLING_OPTIONS.keys()
 
 
 async def test_the_deadline_becomes_the_time_limit(inference: InferenceStub, service: ScriptedService) -> None:
