@@ -8,6 +8,7 @@ from protos.sampling_messages import Grammar, GrammarKind
 from serving.json_schema import compiled_schema, dumped_schema
 
 MAX_CHARACTERS = 128 * 1024
+MAX_SOURCE_CHARACTERS = 1 << 20  # what is read in milliseconds
 MAX_CHOICES = 10_000
 
 
@@ -18,6 +19,10 @@ def grammar_source(grammar: Grammar) -> str:
     JSON gets no optional whitespace, unless the schema's own `x-guidance` asks for it: an unlikely model would pad
     for ever.
     """
+    if len(grammar.text) > MAX_SOURCE_CHARACTERS:
+        raise ValueError(
+            f"{len(grammar.text)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed, descriptions too"
+        )
     text = _compiled(grammar.text) if grammar.kind is GrammarKind.JSON_SCHEMA else grammar.text
     num_characters = len(text) + sum(map(len, grammar.choices))
     if num_characters > MAX_CHARACTERS:

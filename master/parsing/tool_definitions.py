@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # OpenAI's, and what names of MCP servers have besides
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+MAX_TOOLS = 1024
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -23,11 +24,13 @@ class ToolDefinition:
 
     name: str
     parameters: Mapping[str, object]
-    path: str = ""
+    path: str = field(default="", compare=False)
 
 
 def read_tools(tools: Sequence[object]) -> tuple[ToolDefinition, ...]:
     """Raises ToolError naming the path of the first thing that is wrong."""
+    if len(tools) > MAX_TOOLS:
+        raise ToolError("tools", f"has {len(tools)} functions; at most {MAX_TOOLS} are allowed")
     definitions: dict[str, ToolDefinition] = {}
     for index, tool in enumerate(tools):
         definition = _read_tool(f"tools[{index}]", tool)

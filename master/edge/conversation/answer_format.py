@@ -41,18 +41,31 @@ class AnswerFormats:
         return self._parsers if options.grammar is None else self._parsers.for_text()
 
     async def make(
-        self, parsers: ParserChoice, tools: ToolUse, options: RequestOptions, prompt_end: str, num_left: int
+        self,
+        parsers: ParserChoice,
+        tools: ToolUse,
+        options: RequestOptions,
+        prompt_end: str,
+        *,
+        num_left: int,
+        size: int,
     ) -> AnswerFormat:
-        """`num_left` are the tokens that the context leaves. Raises ServingError for a schema that can't be used."""
+        """`num_left` are the tokens that the context leaves; making it takes time in proportion to `size`.
+
+        Raises ServingError for a schema that can't be used.
+        """
         reasoning = self._reasoning(parsers, prompt_end)
         if reasoning is not None:
             has_form = tools.choice.demands_call or options.grammar is not None
             reasoning = replace(reasoning, max_tokens=_budget(options, num_left if has_form else None))
         if tools.choice.demands_call:
-            options = await self._with_calls(parsers, tools, options, reasoning)
+            options = await self._with_calls(parsers, tools, options, reasoning, size)
         elif options.grammar is not None and reasoning is not None:
             await self._service.check_grammar(options.grammar_field, options.grammar)
-            options = replace(options, grammar=reasoned_grammar(options.grammar, reasoning, self._marker_ids))
+            grammar = await self._service.text_pool.run(
+                size, reasoned_grammar, options.grammar, reasoning, self._marker_ids
+            )
+            options = replace(options, grammar=grammar)
         elif options.grammar is None and reasoning is not None and reasoning.max_tokens is not None:
             tags = parsers.tags(has_tools=tools.may_call)
             grammar = bounded_reasoning(reasoning, tags, self._marker_ids)
@@ -62,12 +75,17 @@ class AnswerFormats:
         return AnswerFormat(parsers, options)
 
     async def _with_calls(
-        self, parsers: ParserChoice, tools: ToolUse, options: RequestOptions, reasoning: ReasoningBefore | None
+        self,
+        parsers: ParserChoice,
+        tools: ToolUse,
+        options: RequestOptions,
+        reasoning: ReasoningBefore | None,
+        size: int,
     ) -> RequestOptions:
         assert parsers.calls is not None, "parsers_for has seen to it"
-        for tool in tools.choice.tools:
-            await self._check_tool(tool, tools)
-        grammar = call_grammar(
+        grammar = await self._service.text_pool.run(
+            size,
+            call_grammar,
             parsers.calls,
             tools.choice,
             is_parallel=tools.is_parallel,
@@ -79,6 +97,8 @@ class AnswerFormats:
         except ServingError as error:
             if error.kind is not ErrorKind.INVALID_REQUEST:
                 raise
+            for tool in tools.choice.tools:
+                await self._check_tool(tool, tools)
             problem = "tools cannot be demanded together: their schemas are too much to compile"
             raise invalid(TOOLS_FIELD, problem) from error
         return replace(options, grammar=grammar, grammar_field=TOOLS_FIELD)

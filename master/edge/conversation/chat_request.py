@@ -51,7 +51,8 @@ class ChatRequests:
             self._service, conversation, tools.template_tools, num_body_bytes, parsers.calls, max_context
         )
         prompt_end = self._service.tokenizer.decode(prompt_ids[-NUM_LAST_IDS:], skip_special_tokens=False)
-        answer = await self._formats.make(parsers, tools, options, prompt_end, max_context - len(prompt_ids))
+        num_left = max_context - len(prompt_ids)
+        answer = await self._formats.make(parsers, tools, options, prompt_end, num_left=num_left, size=num_body_bytes)
         request = await _build(self._service, prompt_ids, answer.options, names)
         if (tags := parsers.reasoning) is not None:
             span = ReasoningSpan(tags.open, tags.close, tags.are_open_after(prompt_end))

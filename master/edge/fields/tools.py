@@ -48,5 +48,6 @@ def read_tool_use(
         raise invalid(field, str(error).replace(error.field, field, 1)) from error
     # the model hears of all functions of which one is named, but only of those that are allowed
     heard = {ToolChoiceMode.NONE: (), ToolChoiceMode.NAMED: every}.get(choice.mode, choice.tools)
-    shown = [tool for tool, definition in zip(tools or (), every, strict=True) if definition in heard]
+    names = {definition.name for definition in heard}
+    shown = [tool for tool, definition in zip(tools or (), every, strict=True) if definition.name in names]
     return ToolUse(choice, is_parallel is not False, shown or None, rename)

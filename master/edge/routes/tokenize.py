@@ -7,7 +7,7 @@ from master.edge.conversation.prompt_tokens import decode_ids, encode_chat, enco
 from master.edge.http.json_object import encode
 from master.edge.http.request_body import decode_body
 from master.errors import invalid
-from master.service import Service
+from master.service import ModelCard, Service
 
 
 class TokenizeBody(ChatBody, frozen=True, kw_only=True):
@@ -38,10 +38,12 @@ class Tokenize:
         else:
             tools = await self._service.text_pool.run(len(body_bytes), body.tool_use)
             ids = await encode_chat(self._service, body, tools.template_tools, len(body_bytes))
+        return await self._service.text_pool.run(len(ids), self._answer, ids, body, model)
+
+    def _answer(self, ids: list[int], body: TokenizeBody, model: ModelCard) -> bytes:
         tokenizer = self._service.tokenizer
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-        answer = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context, "token_strs": texts}
-        return encode(answer)
+        return encode({"tokens": ids, "count": len(ids), "max_model_len": model.max_context, "token_strs": texts})
 
 
 class Detokenize:

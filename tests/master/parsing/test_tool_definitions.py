@@ -87,3 +87,19 @@ def test_other_choices_are_refused(choice: object, field: str) -> None:
 def test_a_call_cannot_be_required_without_tools() -> None:
     with pytest.raises(ToolError, match="there are no tools"):
         read_tool_choice("required", ())
+
+
+def test_very_many_tools_are_refused() -> None:
+    """C2"""
+    with pytest.raises(ToolError, match="tools has 1025 functions; at most 1024"):
+        read_tools([{"type": "function", "function": {"name": f"f{number}"}} for number in range(1025)])
+
+
+def test_allowed_tools_are_those_that_are_named() -> None:
+    tools = read_tools([{"type": "function", "function": {"name": name}} for name in "abc"])
+    named = [{"type": "function", "function": {"name": name}} for name in "ca"]
+    choice = read_tool_choice({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}, tools)
+    assert choice.mode is ToolChoiceMode.AUTO and [tool.name for tool in choice.tools] == ["c", "a"]
+    for wrong in ({"mode": "none", "tools": named}, {"mode": "auto", "tools": [{"type": "function"}]}, {}):
+        with pytest.raises(ToolError):
+            read_tool_choice({"type": "allowed_tools", "allowed_tools": wrong}, tools)

@@ -52,6 +52,7 @@ async def watched(threads: list[str], monkeypatch: pytest.MonkeyPatch) -> AsyncI
         yield edge
 
 
+MANY_TOOLS = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(1000)]
 LONG = "fox " * 25_000
 BODIES: list[tuple[str, dict[str, object]]] = [
     (COMPLETIONS, {"prompt": "fox " * 2_600}),
@@ -61,6 +62,7 @@ BODIES: list[tuple[str, dict[str, object]]] = [
     ("/tokenize", {"prompt": LONG}),
     ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
     ("/detokenize", {"tokens": [7] * 100_000}),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": MANY_TOOLS, "tool_choice": "auto"}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
 ]
 
