@@ -1,7 +1,9 @@
 """A leg: what one master asked of this worker, and how far it got.
 
-QUEUED   --the engine admitted its run-->      RUNNING
-any      --finished, cancelled, failed-->      ENDING   --the engine released its run-->  forgotten
+    QUEUED   --the engine admitted its run-->      RUNNING
+    any      --finished, cancelled, failed-->      ENDING   --the engine released its run-->  forgotten
+
+The master of one that is ending is told nothing more of it, but that it ended.
 """
 
 from collections.abc import Sequence as Items
@@ -14,7 +16,7 @@ from worker.engines.compute_engine import Run
 from worker.legs.cache_news import CacheNews
 
 
-class Phase(Enum):
+class LegPhase(Enum):
     QUEUED = "queued"
     RUNNING = "running"
     ENDING = "ending"
@@ -38,7 +40,7 @@ class Leg:
     arrived_s: float  # time.monotonic()
     stage: Stage = field(init=False)  # PREFILL turns to WHOLE when it is told to decode here
     pull_wait_s: float | None = None  # how long it may be queued; None: as long as it may take altogether
-    phase: Phase = Phase.QUEUED
+    phase: LegPhase = LegPhase.QUEUED
     admitted_s: float = 0.0  # time.monotonic()
     unfinished: set[int] = field(init=False)  # indexes of sequences
 
@@ -53,13 +55,13 @@ class Leg:
 
     @property
     def is_queued_pull(self) -> bool:
-        return self.phase is Phase.QUEUED and self.stage is Stage.DECODE
+        return self.phase is LegPhase.QUEUED and self.stage is Stage.DECODE
 
     def overdue(self, now_s: float) -> Failure | None:
         """Why it ends now, unless it has time left."""
         waited_s = now_s - self.arrived_s
         if waited_s >= self.start.time_limit_s:
             return Failure(ErrorCode.DEADLINE_EXCEEDED, f"not finished within {self.start.time_limit_s:g} s")
-        if self.pull_wait_s is not None and self.phase is Phase.QUEUED and waited_s >= self.pull_wait_s:
+        if self.pull_wait_s is not None and self.phase is LegPhase.QUEUED and waited_s >= self.pull_wait_s:
             return Failure(ErrorCode.RESOURCE_EXHAUSTED, f"no room to pull within {self.pull_wait_s:g} s")
         return None

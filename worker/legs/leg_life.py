@@ -28,7 +28,7 @@ from protos.session_messages import (
 from worker.engines.compute_engine import ComputeEngine, FirstToken, Run
 from worker.legs.cache_news import CacheNews, cache_news
 from worker.legs.hand_off import check_record, make_record
-from worker.legs.leg import Leg, Link, Phase
+from worker.legs.leg import Leg, LegPhase, Link
 from worker.legs.leg_limits import LegCounts, LegLimits
 from worker.legs.step_health import StepHealth
 
@@ -165,7 +165,7 @@ class Legs:
 
     def admitted(self, run: Run, cached_tokens: int, kv_handle: bytes | None) -> None:
         leg = self._unreleased[run]
-        leg.phase = Phase.RUNNING
+        leg.phase = LegPhase.RUNNING
         leg.admitted_s = time.monotonic()
         started = Started(cached_tokens, leg.admitted_s - leg.arrived_s, kv_handle)
         self._emit(leg, LegUpdate(leg.start.leg, started=started))
@@ -236,7 +236,7 @@ class Legs:
 
     def _counts(self) -> LegCounts:
         return LegCounts(
-            num_queued=sum(leg.phase is Phase.QUEUED for leg in self._legs.values()),
+            num_queued=sum(leg.phase is LegPhase.QUEUED for leg in self._legs.values()),
             num_queued_pulls=sum(leg.is_queued_pull for leg in self._legs.values()),
             num_hand_offs=sum(leg.can_hand_off for leg in self._unreleased.values()),
         )
@@ -266,12 +266,12 @@ class Legs:
 
     def _end(self, leg: Leg) -> None:
         """Its master is told nothing more of it, but that it ended."""
-        if leg.phase is not Phase.ENDING:
-            leg.phase = Phase.ENDING
+        if leg.phase is not LegPhase.ENDING:
+            leg.phase = LegPhase.ENDING
             del self._legs[leg.link, leg.start.leg]
 
     def _emit(self, leg: Leg, update: LegUpdate) -> None:
-        if leg.phase is not Phase.ENDING:
+        if leg.phase is not LegPhase.ENDING:
             self._tell(leg.link, update)
 
     def _tell(self, link: Link, update: LegUpdate) -> None:

@@ -53,7 +53,7 @@ class Grammars:
         return GrammarMatcher(self._tokenizer, compiled, stop_ids)
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         tokenizer = self._tokenizer.result()  # done: it came before on this thread

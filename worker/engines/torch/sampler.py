@@ -82,7 +82,7 @@ def _sample_row(
 
 
 def token_logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """Of `token_id` and of the `num_top` most likely tokens under `logits` float32 [vocabulary]."""
+    """The log-probabilities of `token_id` and the `num_top` most likely tokens under `logits` float32 [vocabulary]."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs[token_id]
     top: tuple[tuple[int, float], ...] = ()
