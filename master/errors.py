@@ -19,6 +19,10 @@ class ErrorKind(Enum):
     INTERNAL = "internal_error"
 
 
+WORKERS_LOST = "workers_lost"
+"""The code of an error that must not be tried again, though others of its kind may: it would cost more workers."""
+
+
 class ServingError(Exception):
     """An error a client is told about.
 

@@ -163,11 +163,12 @@ class MasterService:
         return record.role if session.welcome is None and record is not None else session.load.role
 
     def _limits(self) -> Limits:
-        views = self._workers.views()
+        known = self._workers.known_views()
         return Limits(
             max_context=self._max_context,
-            max_worker_tokens=largest_room(views),
-            max_worker_sequences=most_sequences(views),
+            max_worker_tokens=largest_room(known),
+            max_worker_sequences=most_sequences(known),
+            present_tokens=largest_room(self._workers.views()),
             default_time_limit_s=self._request_timeout_s,
             max_time_limit_s=self._request_timeout_s,
         )

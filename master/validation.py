@@ -25,10 +25,14 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What this deployment can take: `max_worker_tokens` of prompt and completion together and
-    `max_worker_sequences` at once on the largest worker; None while no worker is known."""
+    `max_worker_sequences` at once on the largest worker; None while no worker is known.
+
+    That one may be away for a moment: `present_tokens` is what the largest of those holds that are there now.
+    """
 
     max_context: int
     max_worker_tokens: int | None = None
+    present_tokens: int | None = None
     max_worker_sequences: int | None = None
     default_time_limit_s: float = 600.0
     max_time_limit_s: float = 3600.0
@@ -114,7 +118,7 @@ def _given_params(asked: SamplingOptions) -> SamplingParams:
 
 
 def _max_tokens(num_prompt: int, asked: int | None, model: ModelCard, limits: Limits) -> int:
-    """Tokens the completion may have: the asked for number, which must fit, or else all there is room for."""
+    """Tokens the completion may have: the asked for number, which must fit, or else all there is room for now."""
     room, what = min(model.max_context, limits.max_context), "the model's context is"
     if limits.max_worker_tokens is not None and limits.max_worker_tokens < room:
         room, what = limits.max_worker_tokens, "the largest worker here holds"
@@ -124,7 +128,8 @@ def _max_tokens(num_prompt: int, asked: int | None, model: ModelCard, limits: Li
     if num_prompt >= room:
         raise invalid("prompt", f"{told}. prompt has {num_prompt} tokens; {limit}", code=CONTEXT_EXCEEDED)
     if asked is None:
-        return room - num_prompt
+        present = limits.present_tokens
+        return (room if present is None or not num_prompt < present < room else present) - num_prompt
     if num_prompt + asked > room:
         both = f"max_tokens is {shown(asked)} and prompt has {num_prompt} tokens"
         raise invalid("max_tokens", f"{told}. {both}; {limit}", code=CONTEXT_EXCEEDED)

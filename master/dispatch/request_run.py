@@ -16,7 +16,7 @@ from master.dispatch.retry_budget import Failures
 from master.dispatch.routes import RETRY_AFTER_S, RouteAsk
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
-from master.errors import ErrorKind, ServingError
+from master.errors import WORKERS_LOST, ErrorKind, ServingError
 from master.request import GenerationRequest
 from master.routing.circuit import CircuitState
 from master.routing.router import Route
@@ -146,7 +146,7 @@ class RequestRun:
             self._parts.metrics.killers.inc()
             message = f"two workers were lost while they ran it, so no third one is tried: {failed.failure.message}"
             logger.error("%s: %s", request_id, message)
-            raise ServingError(ErrorKind.INTERNAL, message)
+            raise ServingError(ErrorKind.INTERNAL, message, code=WORKERS_LOST)
 
     def _is_retry_paid(self, worker: str) -> bool:
         """A worker whose circuit is open is asked for nothing more, so leaving it can't become a storm."""

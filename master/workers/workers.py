@@ -96,6 +96,11 @@ class Workers:
             return [session.view() for session in usable if session.refusal is None]
         return [view for view in (session.view() for session in usable) if view.model == model]
 
+    def known_views(self) -> list[WorkerView]:
+        """Of all workers of this model that were ever heard of, those that are away among them."""
+        heard = [session for session in self.sessions if session.welcome is not None and session.refusal is None]
+        return [session.view() for session in heard]
+
     async def changed(self) -> None:
         """Returns when a worker has become usable, or ceased to be."""
         await self._next_change.wait()

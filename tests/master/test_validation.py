@@ -322,3 +322,13 @@ def test_whatever_passes_is_in_range(prompt: tuple[int, ...], fields: dict[str, 
     assert all(request.stop) and len(request.stop) <= 16
     numbers = (sampling.max_tokens, sampling.min_tokens, sampling.top_k, sampling.seed, request.n, request.priority)
     assert all(type(number) is int for number in numbers)
+
+
+def test_the_largest_worker_may_be_away_for_a_moment() -> None:
+    """R23: what fits it is not refused; what has no limit of its own takes what is there."""
+    limits = Limits(CONTEXT, max_worker_tokens=40, present_tokens=20)
+    assert build(asking(max_tokens=38), limits=limits).sampling.max_tokens == 38
+    assert build(limits=limits).sampling.max_tokens == 18
+    with pytest.raises(ServingError):
+        build(asking(max_tokens=39), limits=limits)
+    assert build(prompt=(1,) * 30, limits=limits).sampling.max_tokens == 10

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from master.edge.http.status import HTTP_STATUS
-from master.errors import ErrorKind, ServingError
+from master.errors import WORKERS_LOST, ErrorKind, ServingError
 
 # Where the error itself does not say when to come back.
 RETRY_AFTER_S = {ErrorKind.OVERLOADED: 1, ErrorKind.UNAVAILABLE: 5}
@@ -37,7 +37,12 @@ def error_body(error: ServingError) -> bytes:
 
 
 def error_headers(error: ServingError) -> list[tuple[bytes, bytes]]:
-    """Retry-After, for the errors that time heals; for the others that need it, how to do better."""
+    """Retry-After, for the errors that time heals; for the others that need it, how to do better.
+
+    OpenAI's and Anthropic's clients try every 500 again unless they are told not to.
+    """
+    if error.code == WORKERS_LOST:
+        return [(b"x-should-retry", b"false")]
     if error.kind is ErrorKind.UNAUTHENTICATED:
         return [(b"www-authenticate", b"Bearer")]
     retry_after_s = error.retry_after_s if error.retry_after_s is not None else RETRY_AFTER_S.get(error.kind)

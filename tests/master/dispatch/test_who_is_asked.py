@@ -10,7 +10,8 @@ import pytest
 from master.dispatch.flags import DispatchFlags
 from master.dispatch.parts import DispatchParts
 from master.dispatch.request_run import RequestRun
-from master.errors import ErrorKind, ServingError
+from master.edge.http.errors import error_headers
+from master.errors import WORKERS_LOST, ErrorKind, ServingError
 from master.request import GenerationRequest
 from master.routing.circuit import FAILURES_IN_A_ROW, CircuitState
 from protos.sampling_messages import FinishReason, SamplingParams
@@ -251,8 +252,9 @@ async def test_a_request_that_kills_its_workers_ends_at_the_second() -> None:
         await soon(lambda: good.token_ids == [40])
         await second.die()
         error = await bad.error()
-        assert error.kind is ErrorKind.INTERNAL
+        assert (error.kind, error.code) == (ErrorKind.INTERNAL, WORKERS_LOST)
         assert "two workers" in error.message
+        assert error_headers(error) == [(b"x-should-retry", b"false")], "SDKs would send it to two more"
         if chosen is second:
             begun = await third.hear(Start)
         third.emits(begun, 1, 41, finish=STOP)
