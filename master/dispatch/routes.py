@@ -34,7 +34,8 @@ RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class RouteAsk:
-    """Who asks. `avoided` workers failed it, those that `refused` it are not asked again before the time given.
+    """Who asks. `avoided` workers failed it. Those that `refused` it are asked again after the time given, or never if
+    the request is new: its client can try again.
 
     Only workers of `model` may go on with what has emitted tokens already.
     """
@@ -132,7 +133,7 @@ class Routes:
     def _fleet(self, ask: RouteAsk, now_s: float) -> Fleet:
         connected = self._workers.views(ask.model)
         self._health.keep_only({session.name for session in self._workers.sessions})
-        refused = {name for name, until_s in ask.refused.items() if now_s < until_s}
+        refused = {name for name, until_s in ask.refused.items() if not ask.is_resumed or now_s < until_s}
         away = refused | set(self._suspects.to_avoid(ask.request_id, now_s))
         askable = [worker for worker in self._health.askable(connected, now_s) if worker.name not in away]
         return Fleet(connected, askable, self._lonely(askable, now_s), refused, self._workers.is_complete)
@@ -152,7 +153,7 @@ class Routes:
             self._health.next_change_s(now_s),
             self._suspects.isolated_until_s(ask.request_id),
             self._roles.next_change_s(),
-            min(ask.refused.values(), default=None),
+            *ask.refused.values(),
         ]
         next_s = min((at_s for at_s in times if at_s is not None and at_s > now_s), default=math.inf)
         changes = [asyncio.ensure_future(self._workers.changed()), asyncio.ensure_future(self._next_change.wait())]
