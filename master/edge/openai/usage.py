@@ -89,15 +89,20 @@ class AnswerUsage:
 def stage_times(timeline: Timeline, now: float) -> dict[str, float]:
     """Puts a timeline that ends `now` into FastDeploy's form: unix seconds at which stages began and ended."""
     arrived = now - timeline.total_s
-    begun = arrived + timeline.queue_s
+    admitted = arrived + timeline.admit_s
+    begun = admitted + timeline.route_wait_s + timeline.retry_s + timeline.queue_s
     computed = begun + timeline.prefill_s
     moved = computed + timeline.transfer_s - timeline.transfer_wait_s
     return {
         "arrival_time": arrived,
+        "scheduler_recv_req_time": admitted,
+        "engine_get_req_time": begun,
         "inference_start_time": begun,
         "engine_recv_first_token_time": computed,
         "wait_for_sending_cache_time": computed,
         "send_request_output_to_decode_time": moved,
+        "decode_recv_req_time": begun,  # the decode worker is asked when prefill has begun
+        "decode_preallocate_req_time": begun + timeline.decode_queue_s,
         "decode_recv_first_token_time": moved,
         "decode_inference_start_time": moved,
     }
