@@ -47,11 +47,10 @@ def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_
     if max_context is None:
         raise ModelError(f"{folder}: its config.json names no context length, such as max_position_embeddings")
     dtype = _dtype(dtype_name, device, whole.dtype)
-    model = _load(folder, config, dtype, is_part=config is not whole)
+    model = _load(folder, config, dtype, device, is_part=config is not whole)
     quantization = _quantization(whole)
     if quantization is not None and getattr(model, "hf_quantizer", None) is None:
         raise ModelError(f"{folder}: its weights are quantised by {quantization}, which transformers does not know")
-    model.to(device).eval().requires_grad_(False)
     return LoadedModel(
         model=model,
         config=config,
@@ -62,7 +61,7 @@ def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_
             quantization=quantization,
             is_batch_invariant=is_batch_invariant,
         ),
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=config.vocab_size,
         max_context=max_context,
         num_layers=config.num_hidden_layers,
         num_kv_heads=shape.num_kv_heads,
@@ -72,7 +71,9 @@ def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_
     )
 
 
-def _load(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, is_part: bool) -> PreTrainedModel:
+def _load(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, is_part: bool
+) -> PreTrainedModel:
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -83,11 +84,11 @@ def _load(folder: Path, config: PreTrainedConfig, dtype: torch.dtype, is_part: b
             output_loading_info=True,
             key_mapping=_TEXT_WEIGHTS if is_part else None,
         )
+        loaded: PreTrainedModel = model.to(device).eval().requires_grad_(False)
     except Exception as error:  # the model's code is not ours, and may raise anything
         raise _unloadable(folder, error) from error
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up, differently on every worker
         raise ModelError(f"{folder} lacks {len(missing)} weights, {missing[0]} among them")
-    loaded: PreTrainedModel = model
     return loaded
 
 

@@ -84,6 +84,8 @@ class _Check:
         long = self._sequence(length)
         other = self._sequence(-(-length * 2 // 3), lane=1)
         far = self._sequence(length, first_position=self._max_context - length, lane=2)
+        if long.logits.shape[1] != self._loaded.vocab_size:
+            raise self._refusal(f"it has {long.logits.shape[1]} logits, its config says {self._loaded.vocab_size}")
         if not all(bool(sequence.logits.isfinite().all()) for sequence in (long, other, far)):
             raise self._refusal("its own forward yields logits that are no numbers")
         self._compare("a whole prompt", long.logits, self._forward(length).run([long.part(0, length)]))
