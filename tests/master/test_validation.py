@@ -281,6 +281,14 @@ def test_prompt_and_max_tokens_must_fit_together(limits: Limits, limit: int) -> 
         assert f" {limit} tokens" in refused.value.message and "10 tokens" in refused.value.message
 
 
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(CONTEXT, None), (10, CONTEXT)])
+def test_a_full_context_is_told_in_the_words_that_clients_match(num_prompt: int, max_tokens: int | None) -> None:
+    """A1: litellm and others look for this sentence before they go on with another model."""
+    with pytest.raises(ServingError) as refused:
+        build(asking(max_tokens=max_tokens), (1,) * num_prompt)
+    assert refused.value.message.startswith(f"This model's maximum context length is {CONTEXT} tokens. ")
+
+
 anything = st.one_of(st.none(), st.integers(-(2**60), 2**60), st.floats())
 
 
