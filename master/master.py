@@ -66,6 +66,7 @@ class Master:
             raise FlagError("tokenizer_path", str(error)) from error
         self._parsers = _parsers(config, template)
         self._id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._advertise_host = config.advertise_host or free_of_wildcard(config.host)
         self._changed = asyncio.Event()
         self._keys = config.api_keys()
         self._tls = config.client_tls()
@@ -133,6 +134,7 @@ class Master:
         """A balancer sends requests as soon as a port is open, so the ports open when there is a route."""
         config = self._config
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_secrets_again)
+        await config.check_advertised(self._advertise_host)
         stack.push_async_callback(self._workers.close)
         stack.push_async_callback(self._grammar_check.close)
         stack.callback(self._text_pool.close)
@@ -204,7 +206,7 @@ class Master:
     async def _register(self, etcd: EtcdClient, stack: contextlib.AsyncExitStack) -> None:
         """Be found, as soon as the registry takes it."""
         config = self._config
-        host = config.advertise_host or free_of_wildcard(config.host)
+        host = self._advertise_host
         record = MasterRecord(
             id=self._id,
             http_address=self._http.address(host),

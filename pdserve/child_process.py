@@ -65,6 +65,10 @@ class ChildProcess:
             process.kill()
             await process.wait()
 
+    def last_line(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it said nothing"
+
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -80,7 +80,7 @@ def _serve(argv: Sequence[str]) -> int:
         return asyncio.run(serve(config))
     except ClusterFailed as error:
         print(f"{PROG} serve: {error}", file=sys.stderr)
-        return 1
+        return 1 if error.can_heal else 2
 
 
 def _status(argv: Sequence[str]) -> int:

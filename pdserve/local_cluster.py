@@ -19,15 +19,23 @@ from pdserve.child_process import ChildProcess
 
 HOST = "127.0.0.1"
 RESTART_PAUSE_S = 1.0
+EXIT_CANNOT_START = 2  # after one line that says why
 
 
 class ClusterFailed(Exception):
-    """A process ended that must not, or the cluster did not become ready; the message has the end of its log."""
+    """A process ended that must not, or the cluster did not become ready; the message has the end of its log.
+
+    `can_heal` is false where trying again would end the same way.
+    """
+
+    def __init__(self, message: str, *, can_heal: bool = True) -> None:
+        super().__init__(message)
+        self.can_heal = can_heal
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """What to start. Port 0 picks a free one; `worker_flags` are given to every worker."""
+    """What to start. Port 0 picks a free one; `worker_flags` go to every worker, `master_flags` to the master."""
 
     model: Path
     num_prefill: int = 1
@@ -38,6 +46,7 @@ class LocalPlan:
     etcd_port: int = 0
     served_model_name: str | None = None
     worker_flags: tuple[str, ...] = ()
+    master_flags: tuple[str, ...] = ()
     ready_timeout_s: float = 120.0
 
     @property
@@ -61,6 +70,7 @@ class LocalCluster:
         )
         self._stack = contextlib.AsyncExitStack()
         self._logs = Path(".")
+        self._is_ready = False  # until then a worker that ends would end again
         self._failure: asyncio.Future[ClusterFailed] = asyncio.get_running_loop().create_future()
         self.master: ChildProcess | None = None
         self.workers: dict[str, ChildProcess] = {}
@@ -104,6 +114,7 @@ class LocalCluster:
         ]
         if plan.served_model_name is not None:
             flags.append(f"--served_model_name={plan.served_model_name}")
+        flags += plan.master_flags
         self._tell(f"starting the master and {len(plan.roles)} workers: {', '.join(name for name, _ in plan.roles)}")
         self.master = await self._launch("master", "master.main", flags)
         threads = max(1, (os.cpu_count() or 1) // max(1, len(plan.roles)))
@@ -125,6 +136,7 @@ class LocalCluster:
         tasks = [asyncio.create_task(watcher) for watcher in watchers]
         self._stack.push_async_callback(_cancel, tasks)
         await self._wait_until_ready()
+        self._is_ready = True
 
     async def _launch(self, name: str, module: str, flags: Sequence[str]) -> ChildProcess:
         child = ChildProcess(name, module, flags, self._logs / f"{name}.log")
@@ -134,22 +146,28 @@ class LocalCluster:
 
     async def _watch_master(self, master: ChildProcess) -> None:
         status = await master.exited()
-        self._fail(f"the master ended with status {status}:\n{master.log_tail()}")
+        if status == EXIT_CANNOT_START:
+            self._fail(ClusterFailed(f"the master: {master.last_line()}", can_heal=False))
+        else:
+            self._fail(ClusterFailed(f"the master ended with status {status}:\n{master.log_tail()}"))
 
     async def _keep_alive(self, name: str, flags: Sequence[str]) -> None:
         while True:
             worker = self.workers[name]
             status = await worker.exited()
-            if status == 2:  # it could not begin, so it can't begin again
-                self._fail(f"worker {name} could not start:\n{worker.log_tail()}")
+            if status == EXIT_CANNOT_START:
+                self._fail(ClusterFailed(f"worker {name}: {worker.last_line()}", can_heal=False))
+                return
+            if not self._is_ready:
+                self._fail(ClusterFailed(f"worker {name} ended with status {status}:\n{worker.log_tail()}"))
                 return
             self._tell(f"worker {name} ended with status {status}, starting it again")
             await asyncio.sleep(RESTART_PAUSE_S)
             self.workers[name] = await self._launch(name, "worker.main", flags)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, failure: ClusterFailed) -> None:
         if not self._failure.done():
-            self._failure.set_result(ClusterFailed(message))
+            self._failure.set_result(failure)
 
     async def _wait_until_ready(self) -> None:
         """Raises ClusterFailed."""

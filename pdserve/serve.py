@@ -27,6 +27,9 @@ class ServeConfig:
     decode: int = flag(1, "DECODE workers", group="Cluster", check=checks.between(0, 64))
     mix: int = flag(0, "MIX workers", group="Cluster", check=checks.between(0, 64))
     worker_flags: tuple[str, ...] = flag((), "Further flags for every worker, such as --block_size=32", group="Cluster")
+    master_flags: tuple[str, ...] = flag(
+        (), "Further flags for the master, such as --tool_call_parser=hermes,--max_requests=64", group="Cluster"
+    )
 
     http_server_port: int = flag(28888, "OpenAI API", group="Network", check=checks.port)
     rpc_server_port: int = flag(28889, "gRPC API", group="Network", check=checks.port)
@@ -77,6 +80,7 @@ async def _serve_cluster(config: ServeConfig, model: Path) -> int:
         etcd_port=0 if is_once else config.builtin_etcd_port,
         served_model_name=config.served_model_name,
         worker_flags=config.worker_flags,
+        master_flags=config.master_flags,
     )
     async with LocalCluster(plan, tell) as cluster:
         if config.once is not None:

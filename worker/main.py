@@ -48,6 +48,7 @@ async def _run(config: WorkerConfig) -> NoReturn:
     times = LeaveTimes(config.drain_timeout_s)
     stop = StopSignal(times.limit_s)
     advertise_host = config.advertise_host or free_of_wildcard(config.host)
+    await config.check_advertised(advertise_host)
     faults = FaultPlan.parse(config.inject_faults)
     if config.inject_faults:
         logger.warning("faults are injected: %s", ", ".join(config.inject_faults))

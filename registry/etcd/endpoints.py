@@ -6,6 +6,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from config.name_service import SocketAddress, look_up
+
+LOOK_UP_S = 10.0
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -90,6 +94,27 @@ async def _addresses(endpoints: Sequence[Endpoint]) -> list[tuple[Address, int]]
 async def _look_up(endpoint: Endpoint) -> list[tuple[Address, int]]:
     if endpoint.is_literal:
         return [(ipaddress.ip_address(endpoint.host), endpoint.port)]
-    loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    return [(ipaddress.ip_address(info[4][0]), endpoint.port) for info in infos]
+    found = await look_up(endpoint.host, endpoint.port, LOOK_UP_S)
+    return [(ipaddress.ip_address(address.host), endpoint.port) for address in found]
+
+
+async def are_elsewhere(endpoints: Sequence[Endpoint], timeout_s: float) -> bool:
+    """Whether every endpoint is surely on another machine; of a name that nobody knows nothing is sure."""
+    for endpoint in endpoints:
+        try:
+            found = await look_up(endpoint.host, endpoint.port, timeout_s)
+        except OSError:
+            return False
+        if any(map(_is_ours, found)):
+            return False
+    return True
+
+
+def _is_ours(address: SocketAddress) -> bool:
+    """The kernel binds only to the machine's own addresses."""
+    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address.host, 0))
+        except OSError:
+            return False
+        return True

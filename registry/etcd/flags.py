@@ -1,11 +1,13 @@
 """The flags by which every process is told where the registry is."""
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from config import checks
 from config.flags import FlagError, flag
 from registry.etcd.config import EtcdConfig
+from registry.etcd.endpoints import are_elsewhere, parse_endpoints
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,22 @@ class EtcdFlags:
             )
         except ValueError as error:
             raise FlagError("etcd_addr", str(error)) from error
+
+    async def check_advertised(self, host: str) -> None:
+        """Raises FlagError for a host that only this machine can reach, if the registry's readers are elsewhere."""
+        if self.etcd_addr is None or not _is_loopback(host):
+            return
+        config = self.etcd_config()
+        if await are_elsewhere(parse_endpoints(config.endpoints), config.timeout_s):
+            problem = f"{host} can only be reached from here, and the registry {config.endpoints} is elsewhere"
+            raise FlagError("advertise_host", f"{problem}; name the address that others reach this process at")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _text(path: Path | None) -> str | None:

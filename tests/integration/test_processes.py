@@ -226,6 +226,9 @@ def refused_flags(model: Path) -> Iterator[tuple[str, list[str], str]]:
     yield MASTER, ["--tokenizer_path=/nowhere"], "--tokenizer_path"
     yield MASTER, [f"--tokenizer_path={model}", "--workers=nonsense"], "--workers"
     yield MASTER, [f"--tokenizer_path={model}", *free_ports(MASTER), *unreachable()], "--etcd_addr"
+    # R37; the address is of a net that is reserved for documentation
+    yield MASTER, [f"--tokenizer_path={model}", "--etcd_addr=192.0.2.1:2379"], "--advertise_host"
+    yield WORKER, [f"--model={model}", "--etcd_addr=192.0.2.1:2379"], "--advertise_host"
     yield WORKER, ["--modle=x"], "--model"
     yield WORKER, ["--port=-1"], "--port"
     yield WORKER, ["--transfer_listen_port=70000"], "--transfer_listen_port"
