@@ -40,5 +40,5 @@ def _schema(value: object) -> object:
 
 
 def dumped_schema(schema: Mapping[str, object]) -> str:
-    """As JSON, characters as they are."""
+    """The schema as JSON, with characters as they are."""
     return json.dumps(schema, ensure_ascii=False)

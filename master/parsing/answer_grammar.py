@@ -1,4 +1,4 @@
-"""The grammar of a whole output: reasoning, and then calls, or what matches a client's own grammar, or any text."""
+"""Makes the grammar of a whole output: reasoning, then calls, or what a client's own grammar allows, or any text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def call_grammar(
     reasoning: ReasoningBefore | None = None,
     marker_ids: Mapping[str, int] | None = None,
 ) -> Grammar:
-    """For a choice that demands a call.
+    """Makes a model call, as a choice demands that does so.
 
     A named function is called once; `is_parallel` (parallel_tool_calls) allows more than one call otherwise.
     `marker_ids` has the tokens that stand for a text as a whole.
@@ -45,14 +45,14 @@ def call_grammar(
 
 
 def reasoned_grammar(grammar: Grammar, reasoning: ReasoningBefore, marker_ids: Mapping[str, int]) -> Grammar:
-    """The client's grammar, for the answer that follows the reasoning."""
+    """Keeps the answer that follows the reasoning to the client's grammar."""
     writer = GrammarWriter(marker_ids)
     opening = writer.text(reasoning.tags.answer_opening) if reasoning.tags.answer_opening else ""
     return writer.grammar(f"{_thought(writer, reasoning)} {opening} {_nested(writer, grammar)}")
 
 
 def bounded_reasoning(reasoning: ReasoningBefore, tags: Sequence[str], marker_ids: Mapping[str, int]) -> Grammar:
-    """Any answer after reasoning that ends in time. `tags` are those of calls, which the answer may have."""
+    """Makes reasoning end in time, and leaves the answer free. It may have `tags`, which are those of calls."""
     writer = GrammarWriter(marker_ids)
     markers = [writer.text(tag) for tag in tags if tag in marker_ids]
     answer = writer.one_of([r"/(?s:.+)/", *dict.fromkeys(markers)])

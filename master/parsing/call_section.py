@@ -1,4 +1,4 @@
-"""Calls in a section of their own, each with a head, its arguments as a JSON object, and a closing tag.
+"""Reads calls in a section of their own, each with a head, its arguments as a JSON object, and a closing tag.
 
 What follows a section's begin and is no call is content, together with the tags; once there was a call, text between
 calls is noise and dropped. So is a section that ends, or is cut off, before anything is in it.
@@ -151,7 +151,7 @@ class CallSectionParser:
         return self._value.unpassed + text[end:]
 
     def _give_back_section(self, events: list[Event]) -> None:
-        """Unless there is nothing but tags."""
+        """Gives out what was written since the section began, unless that is nothing but tags."""
         text = "".join(self._written)
         for tag in (self._tags.begin, self._tags.call_begin, self._tags.call_end, self._tags.end):
             text = text.replace(tag, "")

@@ -1,4 +1,4 @@
-"""How calls are written in tags, each argument between tags of its own."""
+"""Writes calls in tags, each argument between tags of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

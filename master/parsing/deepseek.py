@@ -1,4 +1,4 @@
-"""Calls as DeepSeek's models write them: V3 and R1 with a fence of JSON, V3.1 without.
+"""Reads and writes calls as DeepSeek's models write them: V3 and R1 with a fence of JSON, V3.1 without.
 
 With <b> for their tokens, whose bars and spaces are no ASCII: <calls begin><call begin>function<sep>name, a line of
 ```json, the arguments, ```<call end><calls end>; or <call begin>name<sep>, the arguments, <call end>.

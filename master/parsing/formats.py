@@ -62,8 +62,11 @@ class ParserChoice:
         return self if is_needed else replace(self, calls=None)
 
     def new_parser(self, prompt: str, *, tools: Sequence[ToolDefinition] | None) -> OutputParser:
-        """For one sequence. `prompt` is the rendered chat, whose end tells whether the template opened the reasoning;
-        where `tools` is None (there are none, or tool_choice is none) nothing is taken for a call."""
+        """Makes one for each sequence.
+
+        The end of `prompt`, which is the rendered chat, tells whether the template opened the reasoning. Where `tools`
+        is None (there are none, or tool_choice is none) nothing is taken for a call.
+        """
         if self.calls is not None and self.calls.new_reader is not None:
             return self.calls.new_reader(CallSeries(self.calls.new_id, tools or ()))
         reasoning = None

@@ -1,4 +1,4 @@
-"""Calls as GLM-4.5 and its successors write them, with line ends between the tags (4.5, 4.6) or without (4.7, 5).
+"""Reads and writes calls as GLM-4.5 and its successors do: with line ends between the tags (4.5, 4.6) or without.
 
 <tool_call>name
 <arg_key>key</arg_key>

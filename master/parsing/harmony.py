@@ -1,4 +1,6 @@
-"""gpt-oss's harmony: an output is messages, each with a head that says what it is. https://cookbook.openai.com/articles/openai-harmony
+"""Reads gpt-oss's harmony, where an output is messages, each with a head that says what it is.
+
+https://cookbook.openai.com/articles/openai-harmony defines it:
 
 <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>answer, or for a call
 <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>

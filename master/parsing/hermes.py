@@ -1,4 +1,4 @@
-"""Calls as Hermes and Qwen write them: <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number, within text.
+"""Reads calls as Hermes and Qwen write them, within text: <tool_call>{"name": …, "arguments": {…}}</tool_call>.
 
 Whitespace next to a call is layout and dropped, except between a closing tag and text after it. A tag without its
 object, at the end of an output that was cut off, is dropped; anything else that does not become a call is content.

@@ -1,4 +1,4 @@
-"""How calls are written whose arguments are one JSON object, in any frame."""
+"""Writes calls whose arguments are one JSON object, in any frame."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calls as Kimi K2 writes them, in a section; a call's id holds its name and its number.
+"""Reads and writes calls as Kimi K2 writes them, in a section; a call's id holds its name and its number.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
 <|tool_calls_section_end|>

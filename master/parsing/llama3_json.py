@@ -1,4 +1,4 @@
-"""Calls as Llama 3 writes them: {"name": …, "parameters": {…}}, several with ";" between them.
+"""Reads and writes calls as Llama 3 writes them: {"name": …, "parameters": {…}}, several with ";" between them.
 
 A call is the output's beginning, follows <|python_tag|>, or follows a call. An object elsewhere, or without name
 and arguments, is an answer in JSON: content. Only after the tag may a call lack its arguments. Whitespace before

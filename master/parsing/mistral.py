@@ -1,4 +1,4 @@
-"""Calls as Mistral's models write them, after [TOOL_CALLS]: name[ARGS]{…}, once for each call, or the older
+"""Reads calls as Mistral's models write them, after [TOOL_CALLS]: name[ARGS]{…}, once for each call, or the older
 [{"name": …, "arguments": {…}}, …]. https://github.com/mistralai/mistral-common defines both by tokenizer version.
 
 Whitespace next to calls is dropped, and so is a [TOOL_CALLS] that ends the output. What follows it and is no call

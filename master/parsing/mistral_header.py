@@ -1,4 +1,4 @@
-"""What stands between [TOOL_CALLS] and the arguments: name[ARGS], name[CALL_ID]id[ARGS], or just the name."""
+"""Reads what stands between [TOOL_CALLS] and the arguments: name[ARGS], name[CALL_ID]id[ARGS], or just the name."""
 
 from enum import Enum, auto
 

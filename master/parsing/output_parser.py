@@ -1,4 +1,4 @@
-"""Reads one sequence's text for what it means: reasoning first, then calls in what is left."""
+"""Splits one sequence's text into reasoning, content and calls: reasoning first, then calls in what is left."""
 
 from typing import Protocol
 

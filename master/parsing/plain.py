@@ -1,4 +1,4 @@
-"""For models whose output is only content."""
+"""Reads the output of models that write content only."""
 
 from master.parsing.events import ContentDelta, Event
 

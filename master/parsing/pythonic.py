@@ -1,4 +1,4 @@
-"""Calls as Llama 3.2 and Llama 4 write them: a list of Python calls, [f(a=1, b="x"), g()], which is all of the output.
+"""Reads and writes calls as Llama 3.2 and 4 do: all of the output is a list of Python calls, [f(a=1, b="x"), g()].
 
 It may stand between <|python_start|> and <|python_end|>. A call is given out once its first argument, or its closing
 bracket, shows that it is one. Python's literals become JSON.

@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder and its successors write them.
+"""Reads and writes calls as Qwen3-Coder and its successors write them.
 
 <tool_call>
 <function=name>

@@ -1,4 +1,4 @@
-"""Calls in tags, each argument between tags of its own: <tool_call>, a name, keys and values, </tool_call>.
+"""Reads calls in tags, each argument between tags of its own: <tool_call>, a name, keys and values, </tool_call>.
 
 Values are plain text, so a value ends at the first closing tag; one that begins with a line end (where a format writes
 so) ends only at a tag that begins a line. Whitespace next to a call is layout and dropped.

@@ -65,7 +65,7 @@ def _read_name(where: str, name: object) -> str:
 
 
 def _read_parameters(where: str, parameters: object) -> Mapping[str, object]:
-    """As with OpenAI, no parameters means no arguments."""
+    """No parameters means no arguments, as with OpenAI."""
     if parameters is None:
         return NO_ARGUMENTS
     schema = _object(where, parameters)

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt's text, by the model's own template."""
+"""Renders chat messages to a prompt's text, by the model's own template."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which form of message content a chat template reads: a string, or a list of parts."""
+"""Tells the form of message content that a chat template reads: a string, or a list of parts."""
 
 from enum import Enum
 

@@ -1,4 +1,4 @@
-"""Text of token ids that arrive a few at a time."""
+"""Decodes token ids that arrive a few at a time."""
 
 import codecs
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which forms of messages a chat template reads, found out by rendering a few."""
+"""Finds out which forms of messages a chat template reads, by rendering a few."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

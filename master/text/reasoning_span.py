@@ -1,4 +1,4 @@
-"""Which part of an output's text is reasoning, where stop strings do not count."""
+"""Tells the part of an output's text that is reasoning, where stop strings do not count."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -8,7 +8,7 @@ NEWLINES = "\r\n"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSpan:
-    """From `open`, which may only begin an output, to `close`; if it `is_open` the prompt has begun it."""
+    """Reasoning goes from `open`, which may only begin an output, to `close`; the prompt has begun what `is_open`."""
 
     open: str
     close: str

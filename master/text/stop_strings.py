@@ -73,7 +73,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Of several matches the one that is complete first wins, so how the text was cut into pieces changes nothing.
+    """Finds the first match to be complete, so how the text was cut into pieces changes nothing.
 
     Of those that end at the same character the longest wins.
     """

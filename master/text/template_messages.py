@@ -1,4 +1,4 @@
-"""Chat messages as a template gets them: plain JSON, in the forms its author expected."""
+"""Makes chat messages what a template gets: plain JSON, in the forms its author expected."""
 
 import itertools
 import json

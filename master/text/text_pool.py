@@ -1,4 +1,4 @@
-"""Threads for work on long texts: tokenising, detokenising, chat templates."""
+"""Does work on long texts in threads: tokenising, detokenising, chat templates."""
 
 import asyncio
 import os

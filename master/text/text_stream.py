@@ -1,4 +1,4 @@
-"""One sequence's token ids to the text a client sees."""
+"""Turns one sequence's token ids into the text a client sees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class TextStream:
         self._matched_stop: str | None = None
 
     def feed(self, token_ids: Sequence[int]) -> TextDelta:
-        """After a match it takes no ids and says so. Raises ValueError for a negative id."""
+        """Takes no ids after a match, and says so. Raises ValueError for a negative id."""
         if self._matched_stop is not None:
             return TextDelta("", 0, matched_stop=self._matched_stop)
         text: list[str] = []

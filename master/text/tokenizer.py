@@ -1,4 +1,4 @@
-"""Text to token ids and back, the same way for every kind of tokenizer file."""
+"""Turns text into token ids and back, the same way for every kind of tokenizer file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an answer's text must look like, by its tools, its response format and its budget for reasoning."""
+"""Decides what an answer must look like, by its tools, its response format and its budget for reasoning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

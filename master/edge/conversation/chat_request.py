@@ -1,4 +1,4 @@
-"""From a conversation to a request, and to the readers of what it yields: what all chat APIs have in common."""
+"""Makes a request of a conversation, and the readers of what it yields, for all chat APIs alike."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Reads one choice's output for what it means: content, reasoning and calls."""
+"""Splits one choice's output into content, reasoning and calls."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""An answer as a row of blocks, each whole before the next: the form of APIs whose answers are lists of parts."""
+"""Makes an answer a row of blocks, each whole before the next, as APIs have it whose answers are lists of parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "cont
 
 class Conversation(Protocol):
     def template_messages(self) -> list[dict[str, object]]:
-        """As the chat template takes them. Raises ServingError naming the message that is wrong."""
+        """The messages as the chat template takes them. Raises ServingError naming the message that is wrong."""
         ...
 
     def template_kwargs(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A request's prompt as token ids."""
+"""Turns a request's prompt into token ids."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,9 @@ async def encode_chat(
     calls: CallFormat | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """By the model's chat template, which writes special tokens itself. `calls` is how the model calls, if it can.
+    """Renders the conversation by the model's chat template, which writes special tokens itself, and tokenises it.
+
+    `calls` is how the model calls, if it can.
 
     What must have more than `max_tokens`, by its length, is not tokenised. Raises ServingError naming the message that
     is wrong, or with the template's own text.
@@ -63,7 +65,7 @@ def _decode(service: Service, field: str, token_ids: Sequence[int], skip_special
 def _encode(
     service: Service, field: str, texts: Sequence[str], add_special_tokens: bool, max_tokens: int | None
 ) -> list[int]:
-    """Of texts that are tokenised apart, and follow each other."""
+    """Tokenises texts apart that follow each other."""
     tokenizer = service.tokenizer
     if max_tokens is not None:
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)

@@ -1,4 +1,4 @@
-"""How many of a choice's tokens are reasoning: those before the tag that ends it."""
+"""Counts the tokens of a choice that are reasoning: those before the tag that ends it."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The output of a request for one choice, read as it comes."""
+"""Reads the output of a request for one choice as it comes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a request says of tools, read once for all chat APIs."""
+"""Reads what a request says of tools, once for all chat APIs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from master.dispatch.flags import DispatchFlags
 from master.errors import ErrorKind, ServingError
 from master.output import GenerationOutput
 from master.request import GenerationRequest
+from master.text.stop_strings import StopStrings
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
 from protos.session_messages import Cancel, ErrorCode, Failure, Role, Start
@@ -206,6 +207,31 @@ async def test_more_than_the_limit_are_refused_and_room_is_given_back(tokenizer:
         mix.emits(await mix.hear(Start), 0, 30, finish=LENGTH)
         await second
         assert dispatcher.num_in_flight == 0
+
+
+async def test_stops_are_made_ready_once_a_request_and_after_admission(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C1"""
+    made: list[Sequence[str]] = []
+
+    class Noted(StopStrings):
+        def __init__(self, stops: Sequence[str]) -> None:
+            made.append(stops)
+            super().__init__(stops)
+
+    monkeypatch.setattr("master.dispatch.dispatcher.StopStrings", Noted)
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        dispatcher = dispatcher_of(fleet, tokenizer, max_requests=1)
+        first = asyncio.create_task(collect(dispatcher.generate(request(n=4, stop=("x",)))))
+        start = await mix.hear(Start)
+        assert made == [("x",)]
+        with pytest.raises(ServingError):
+            await collect(dispatcher.generate(request(n=4, stop=("y",))))
+        assert made == [("x",)]
+        for sequence in range(4):
+            mix.emits(start, 0, 30, sequence=sequence, finish=LENGTH)
+        await first
 
 
 async def test_a_generation_never_begun_counts_for_nothing(tokenizer: Tokenizer) -> None:
