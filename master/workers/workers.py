@@ -97,7 +97,7 @@ class Workers:
         return [view for view in (session.view() for session in usable) if view.model == model]
 
     def known_views(self) -> list[WorkerView]:
-        """Of all workers of this model that were ever heard of, those that are away among them."""
+        """Shows the workers that serve, and those that are away but did: what they can hold outlasts a restart."""
         heard = [session for session in self.sessions if session.welcome is not None and session.refusal is None]
         return [session.view() for session in heard]
 

@@ -267,6 +267,19 @@ async def test_a_worker_that_is_away_for_a_moment_still_counts() -> None:
         assert len(stranger.standings) == 1
 
 
+async def test_what_a_worker_can_hold_outlasts_its_restart() -> None:
+    """R8, R23: a request that only the largest could take is no mistake while that one is away."""
+    async with (
+        ScriptedWorker("mix-0", Role.MIX, num_blocks=10) as small,
+        ScriptedWorker("mix-1", Role.MIX, num_blocks=500) as large,
+        Fleet() as fleet,
+    ):
+        await fleet.join(small, large)
+        await fleet.leave(large)
+        assert fleet.usable == {small.address}
+        assert {view.num_blocks for view in fleet.workers.known_views()} == {10, 500}
+
+
 async def test_workers_listed_by_flag_need_no_registry() -> None:
     async with ScriptedWorker("mix-0", Role.MIX) as worker, Fleet() as fleet:
         await fleet.join(worker)
