@@ -114,6 +114,8 @@ async def _answer(cluster: LocalCluster, prompt: str, config: ServeConfig) -> No
 
 def _describe(timeline: Timeline) -> str:
     rows: Sequence[tuple[str, str]] = (
+        ("master", f"{_milliseconds(timeline.admit_s)} before, {_milliseconds(timeline.answer_s)} after"),
+        ("waiting", f"{_milliseconds(timeline.route_wait_s + timeline.retry_s)} for a worker"),
         ("queue", _milliseconds(timeline.queue_s)),
         ("prefill", f"{_milliseconds(timeline.prefill_s)} on {timeline.prefill_instance}"),
         (

@@ -73,8 +73,7 @@ class RequestRun:
             if failed.fault not in (Fault.NO_ROOM, Fault.LEFT):
                 failures = failures.another(has_progressed=self._num_tokens(sequences) > num_tokens)
             self._check_retry(failed, failures)
-            if failed.fault is Fault.LOST:
-                await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(self._pause_s(failed))
         unfinished = [index for index in sequences if self.progress.sequences[index].finish_reason is None]
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -129,8 +128,7 @@ class RequestRun:
         elif failed.fault is Fault.ENGINE and not self._is_retry_paid(failed.worker):
             raise _told(failed)
         elif failed.fault is Fault.NO_ROOM:
-            self._refused[failed.worker] = time.monotonic() + self._back_off_s
-            self._back_off_s = min(self._back_off_s * 2, MAX_BACK_OFF_S)
+            self._refused[failed.worker] = time.monotonic() + self._next_back_off_s()
         if failed.fault is not Fault.NO_ROOM:
             self._avoided.add(failed.worker)
         self._parts.metrics.retry(failed.fault)
@@ -147,6 +145,20 @@ class RequestRun:
             message = f"two workers were lost while they ran it, so no third one is tried: {failed.failure.message}"
             logger.error("%s: %s", request_id, message)
             raise ServingError(ErrorKind.INTERNAL, message, code=WORKERS_LOST)
+
+    def _pause_s(self, failed: AttemptFailed) -> float:
+        """Before the next attempt. A worker that leaves may be the only one, and says so a little later to all."""
+        match failed.fault:
+            case Fault.LOST:
+                return SETTLE_S
+            case Fault.LEFT:
+                return self._next_back_off_s()
+            case _:
+                return 0.0
+
+    def _next_back_off_s(self) -> float:
+        back_off_s, self._back_off_s = self._back_off_s, min(self._back_off_s * 2, MAX_BACK_OFF_S)
+        return back_off_s
 
     def _is_retry_paid(self, worker: str) -> bool:
         """A worker whose circuit is open is asked for nothing more, so leaving it can't become a storm."""

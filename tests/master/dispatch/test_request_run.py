@@ -264,3 +264,15 @@ async def test_cancelling_while_samples_fail_ends_it() -> None:
         await asyncio.gather(running, return_exceptions=True)
         assert running.done()
         await dying
+
+
+async def test_the_only_worker_is_not_asked_again_at_once_when_it_leaves() -> None:
+    """R16: it says so with its next report, and until then a request would go to and fro."""
+    async with fleet_of(Role.MIX) as (fleet, (mix,)):
+        run, running = begin(fleet)
+        for _ in range(3):
+            mix.fails(await mix.hear(Start), Failure(ErrorCode.UNAVAILABLE, "draining"))
+        mix.emits(await mix.hear(Start), 0, 40, finish=STOP)
+        await running
+        assert run.trace.attempts == 4
+        assert run.trace.timeline().retry_s > 0.6, "a tenth, two and four tenths of a second"
