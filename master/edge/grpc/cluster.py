@@ -1,10 +1,14 @@
 """The Cluster service: the instances as this master sees them, and what they can be told."""
 
+import logging
+
 from master.edge.grpc.status import Context, answering
 from master.service import InstanceView, Service
 from protos import cluster_pb2 as wire
 from protos.cluster_pb2_grpc import ClusterServicer
 from protos.session_codec import encode_load, encode_role
+
+logger = logging.getLogger(__name__)
 
 
 class Cluster(ClusterServicer):
@@ -20,6 +24,7 @@ class Cluster(ClusterServicer):
     async def Drain(self, request: wire.DrainRequest, context: Context) -> wire.DrainResponse:
         async with answering(context):
             await self._service.drain_instance(request.name)
+            logger.info("worker %s: told to drain by %s", request.name, context.peer())
             return wire.DrainResponse()
 
 

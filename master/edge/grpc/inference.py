@@ -5,6 +5,7 @@ await the moment the client leaves, while a suspended generator is only closed w
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -24,6 +25,8 @@ from master.request import GenerationRequest
 from master.service import Service
 from protos import inference_pb2 as wire
 from protos.inference_pb2_grpc import InferenceServicer
+
+logger = logging.getLogger(__name__)
 
 # What options are called where the prompt is a chat.
 CHAT_NAMES = {"prompt": "messages"}
@@ -75,6 +78,7 @@ class Inference(InferenceServicer):
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
         async with answering(context):
             await self._service.cancel(request.id, caller(context))
+            logger.info("%s: cancelled by %s", ascii(request.id), context.peer())
             return wire.CancelResponse()
 
     async def Tokenize(self, request: wire.TokenizeRequest, context: Context) -> wire.TokenizeResponse:

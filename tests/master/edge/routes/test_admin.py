@@ -1,6 +1,7 @@
 """Cancelling and draining over HTTP; what they do to a cluster is in tests/integration."""
 
 import json
+import logging
 
 import pytest
 
@@ -62,3 +63,14 @@ async def test_an_instance_is_drained_by_name(edge: HttpEdge) -> None:
 async def test_asking_is_not_doing(edge: HttpEdge, path: str) -> None:
     assert (await edge.client.get(path)).status == 405
     assert edge.service.cancelled == [] and edge.service.drained == []
+
+
+async def test_who_did_it_is_logged(edge: HttpEdge, caplog: pytest.LogCaptureFixture) -> None:
+    """R34: by address and by which key, which is not shown itself."""
+    caplog.set_level(logging.INFO, "master.edge")
+    edge.service.running_ids |= {"req-7"}
+    await edge.client.send("POST", "/v1/requests/req-7/cancel", headers={"authorization": "Bearer secret"})
+    await edge.client.send("POST", "/admin/instances/prefill-0/drain")
+    cancelled, drained = [record.message for record in caplog.records if " by " in record.message]
+    assert "req-7" in cancelled and "key " in cancelled and "secret" not in cancelled
+    assert "prefill-0" in drained and "key" not in drained
