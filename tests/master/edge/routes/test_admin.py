@@ -70,7 +70,7 @@ async def test_who_did_it_is_logged(edge: HttpEdge, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO, "master.edge")
     edge.service.running_ids |= {"req-7"}
     await edge.client.send("POST", "/v1/requests/req-7/cancel", headers={"authorization": "Bearer secret"})
-    await edge.client.send("POST", "/admin/instances/prefill-0/drain")
+    await edge.client.send("POST", "/admin/instances/decode-0/drain")
     cancelled, drained = [record.message for record in caplog.records if " by " in record.message]
     assert "req-7" in cancelled and "key " in cancelled and "secret" not in cancelled
-    assert "prefill-0" in drained and "key" not in drained
+    assert "decode-0" in drained and "key" not in drained
