@@ -72,12 +72,15 @@ async def test_requests_are_counted_by_how_they_ended(tokenizer: Tokenizer) -> N
 async def test_retries_losses_and_the_budget_are_shown(tokenizer: Tokenizer) -> None:
     async with fleet_of(Role.MIX, Role.MIX) as (fleet, workers):
         measured = Measured(fleet, tokenizer)
-        collecting = asyncio.create_task(collect(measured.dispatcher.generate(request())))
+        outputs = measured.dispatcher.generate(request())
+        first = asyncio.ensure_future(anext(outputs))
         await soon(lambda: any(worker.has_heard for worker in workers))
         broken, dying = sorted(workers, key=lambda worker: not worker.has_heard)
         broken.fails(await broken.hear(Start), Failure(ErrorCode.INTERNAL, "the step raised"))
         dying.emits(await dying.hear(Start), 0, 30)
-        await soon(lambda: measured.value("pdserve_retry_budget") == 9.0)
+        await first
+        assert measured.value("pdserve_retry_budget") == 9.0
+        collecting = asyncio.create_task(collect(outputs))
         await fleet.leave(dying)
         broken.emits(await broken.hear(Start), 1, 31, finish=FinishReason.LENGTH)
         await collecting
