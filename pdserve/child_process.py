@@ -1,22 +1,13 @@
 """A process of ours on this machine: started with its own log, ended in order, never left behind."""
 
 import asyncio
-import ctypes
-import signal
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
 STOP_TIMEOUT_S = 15.0
 LOG_TAIL_LINES = 15
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: if we are killed, the kernel ends it too."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ChildProcess:
@@ -25,7 +16,7 @@ class ChildProcess:
     def __init__(self, name: str, module: str, flags: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
-        self._arguments = ["-m", module, *flags]
+        self._arguments = ["-m", "serving.bound_to_parent", str(os.getpid()), module, *flags]
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -44,7 +35,6 @@ class ChildProcess:
                 stderr=log,
                 env=dict(environ),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
 
     async def exited(self) -> int:

@@ -69,6 +69,7 @@ class LocalCluster:
             port or _free_port() for port in (plan.http_port, plan.rpc_port, plan.etcd_port)
         )
         self._stack = contextlib.AsyncExitStack()
+        self._watching: list[asyncio.Task[None]] = []
         self._logs = Path(".")
         self._is_ready = False  # until then a worker that ends would end again
         self._failure: asyncio.Future[ClusterFailed] = asyncio.get_running_loop().create_future()
@@ -92,11 +93,18 @@ class LocalCluster:
             self._logs = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-logs-")))
             await self._start()
         except BaseException:
-            await self._stack.aclose()
+            await self._end()
             raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        """Nobody may start again what is told to end."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await self._stack.aclose()
 
     async def failed(self) -> ClusterFailed:
@@ -133,8 +141,7 @@ class LocalCluster:
             ]
             self.workers[name] = await self._launch(name, "worker.main", flags)
             watchers.append(self._keep_alive(name, flags))
-        tasks = [asyncio.create_task(watcher) for watcher in watchers]
-        self._stack.push_async_callback(_cancel, tasks)
+        self._watching = [asyncio.create_task(watcher) for watcher in watchers]
         await self._wait_until_ready()
         self._is_ready = True
 
@@ -201,9 +208,3 @@ def _free_port() -> int:
     with socket.create_server((HOST, 0)) as listening:
         port: int = listening.getsockname()[1]
         return port
-
-
-async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
