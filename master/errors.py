@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class ErrorKind(Enum):
-    """What went wrong, in the client's terms. `master.edge.http.status` maps each to its HTTP and gRPC code."""
+    """What went wrong, in the client's terms; each edge has its table of codes, in a file called status."""
 
     INVALID_REQUEST = "invalid_request_error"
     UNAUTHENTICATED = "authentication_error"
@@ -21,6 +21,10 @@ class ErrorKind(Enum):
 
 WORKERS_LOST = "workers_lost"
 """The code of an error that must not be tried again, though others of its kind may: it would cost more workers."""
+
+
+# Where the error itself does not know better when to come back.
+DEFAULT_RETRY_AFTER_S = {ErrorKind.OVERLOADED: 1, ErrorKind.UNAVAILABLE: 1}
 
 
 class ServingError(Exception):
@@ -44,7 +48,7 @@ class ServingError(Exception):
         self.message = message
         self.field = field
         self.code = code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = DEFAULT_RETRY_AFTER_S.get(kind) if retry_after_s is None else retry_after_s
 
 
 def invalid(field: str | None, message: str, *, code: str | None = None) -> ServingError:

@@ -1,4 +1,4 @@
-"""What the edges may ask of the master; the composition in `master.main` provides it."""
+"""What the edges may ask of the master; `master.master_service` answers."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from master.dispatch.flags import DispatchFlags
 from master.dispatch.metrics import DispatchMetrics
-from master.errors import ErrorKind, ServingError, invalid
+from master.errors import DEFAULT_RETRY_AFTER_S, ErrorKind, ServingError, invalid
 from master.routing.fleet_health import FleetHealth
 from master.routing.policies import Policy
 from master.routing.role_fallback import RoleFallback, Roles
@@ -29,7 +29,7 @@ from protos.session_messages import Role
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1
+RETRY_AFTER_S = DEFAULT_RETRY_AFTER_S[ErrorKind.UNAVAILABLE]
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,4 +117,4 @@ class GrammarCheck:
 
 
 def _overloaded(message: str) -> ServingError:
-    return ServingError(ErrorKind.OVERLOADED, message, retry_after_s=1)
+    return ServingError(ErrorKind.OVERLOADED, message)

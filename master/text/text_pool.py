@@ -36,7 +36,7 @@ class TextPool:
             return work(*args, **kwargs)
         if self._num_waiting >= self._max_waiting:
             message = f"{self._num_waiting} long texts are being read, no more are taken"
-            raise ServingError(ErrorKind.OVERLOADED, message, retry_after_s=1)
+            raise ServingError(ErrorKind.OVERLOADED, message)
         self._num_waiting += 1
         future = self._executor.submit(work, *args, **kwargs)
         awaited = asyncio.wrap_future(future)

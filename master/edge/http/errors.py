@@ -7,9 +7,6 @@ import msgspec
 from master.edge.http.status import HTTP_STATUS
 from master.errors import WORKERS_LOST, ErrorKind, ServingError
 
-# Where the error itself does not say when to come back.
-RETRY_AFTER_S = {ErrorKind.OVERLOADED: 1, ErrorKind.UNAVAILABLE: 5}
-
 MAX_MESSAGE_CHARACTERS = 4000
 
 # An API's form of an error, as JSON.
@@ -45,8 +42,7 @@ def error_headers(error: ServingError) -> list[tuple[bytes, bytes]]:
         return [(b"x-should-retry", b"false")]
     if error.kind is ErrorKind.UNAUTHENTICATED:
         return [(b"www-authenticate", b"Bearer")]
-    retry_after_s = error.retry_after_s if error.retry_after_s is not None else RETRY_AFTER_S.get(error.kind)
-    return [] if retry_after_s is None else [(b"retry-after", b"%d" % retry_after_s)]
+    return [] if error.retry_after_s is None else [(b"retry-after", b"%d" % error.retry_after_s)]
 
 
 def bounded(message: str) -> str:

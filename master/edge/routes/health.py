@@ -6,8 +6,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
-from master.edge.http.errors import RETRY_AFTER_S
-from master.errors import ErrorKind
+from master.errors import DEFAULT_RETRY_AFTER_S, ErrorKind
 from master.service import Service
 
 
@@ -27,7 +26,7 @@ class HealthRoutes:
             msgspec.json.encode({"status": "not ready", "reason": reason}),
             status_code=503,
             media_type="application/json",
-            headers={"retry-after": str(RETRY_AFTER_S[ErrorKind.UNAVAILABLE])},
+            headers={"retry-after": str(DEFAULT_RETRY_AFTER_S[ErrorKind.UNAVAILABLE])},
         )
 
     async def metrics(self, request: Request) -> Response:

@@ -70,7 +70,7 @@ async def all_closed(service: HttpService) -> None:
     [
         (ErrorKind.INVALID_REQUEST, HTTPStatus.BAD_REQUEST, "invalid_request_error", None),
         (ErrorKind.OVERLOADED, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "1"),
-        (ErrorKind.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable_error", "5"),
+        (ErrorKind.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable_error", "1"),
         (ErrorKind.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT, "timeout_error", None),
         (ErrorKind.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", None),
     ],
