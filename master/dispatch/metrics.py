@@ -1,5 +1,6 @@
 """What the dispatcher measures: requests of every API, how often they had to move, and who may be asked."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -91,18 +92,18 @@ class DispatchMetrics:
         except ServingError as error:
             count.outcome = _OUTCOMES.get(error.kind, Outcome.FAILED)
             raise
-        except Exception:
-            count.outcome = Outcome.FAILED
+        except (GeneratorExit, asyncio.CancelledError):
+            count.outcome = count.outcome or Outcome.LEFT
             raise
         finally:
-            self._requests.labels(count.outcome.value).inc()
+            self._requests.labels((count.outcome or Outcome.FAILED).value).inc()
 
 
 class RequestCount:
-    """A request that nobody said anything of was left by its client."""
+    """How a request ended, once that is known."""
 
     def __init__(self) -> None:
-        self.outcome = Outcome.LEFT
+        self.outcome: Outcome | None = None
 
 
 class _FleetCollector(Collector):

@@ -2,6 +2,8 @@
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from serving.foreign_code import guarded
+
 # The conversion takes the square of the number of rules, and runs where everybody's requests are read.
 MAX_CHARACTERS = 4096
 
@@ -10,7 +12,5 @@ def lark_of_ebnf(text: str) -> str:
     """Raises ValueError for what is no such grammar, and for one that is too long."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"{len(text)} characters; at most {MAX_CHARACTERS} are allowed")
-    try:
+    with guarded(lambda error: ValueError(" ".join(str(error).split())[:500])):
         return gbnf_to_lark(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(" ".join(str(error).split())[:500]) from error

@@ -11,6 +11,7 @@ from master.text.model_folder import ModelFolder, ModelFolderError
 from master.text.special_tokens import SpecialTokens
 from master.text.surrogates import refuse_lone_surrogates
 from master.text.vocabulary import Vocabulary
+from serving.foreign_code import guarded
 
 
 class JsonTokenizer:
@@ -37,10 +38,8 @@ class JsonTokenizer:
     def load(cls, folder: ModelFolder, special_tokens: SpecialTokens) -> "JsonTokenizer":
         """Raises ModelFolderError if tokenizer.json is malformed or not supported."""
         text = folder.text("tokenizer.json") or ""
-        try:
+        with guarded(lambda error: ModelFolderError(f"{folder.path / 'tokenizer.json'}: {error}")):
             library = LibraryTokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelFolderError(f"{folder.path / 'tokenizer.json'}: {error}") from error
         return cls(library, special_tokens)
 
     @property

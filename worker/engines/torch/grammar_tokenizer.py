@@ -6,6 +6,8 @@ from pathlib import Path
 from llguidance import LLTokenizer, TokenizerWrapper
 from sentencepiece import SentencePieceProcessor
 
+from serving.foreign_code import guarded
+
 _SPACE = "\u2581"
 
 
@@ -18,14 +20,12 @@ def load_grammar_tokenizer(folder: Path, eos_ids: Sequence[int]) -> LLTokenizer:
 
     Raises GrammarTokenizerError.
     """
-    try:
+    with guarded(lambda error: GrammarTokenizerError(f"{folder}: {error}")):
         if (folder / "tokenizer.json").is_file():
             return _from_json((folder / "tokenizer.json").read_text(encoding="utf-8"), list(eos_ids))
         if (folder / "tokenizer.model").is_file():
             pieces = _Pieces(folder / "tokenizer.model", eos_ids)
             return LLTokenizer(TokenizerWrapper(pieces), eos_token=list(eos_ids) or None)
-    except Exception as error:  # neither library raises anything narrower
-        raise GrammarTokenizerError(f"{folder}: {error}") from error
     raise GrammarTokenizerError(f"{folder} has neither tokenizer.json nor tokenizer.model")
 
 

@@ -1,6 +1,7 @@
 """Loads a local folder in Hugging Face layout with transformers."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from protos.served_model import ServedModel
+from serving.foreign_code import guarded
 from serving.model_context import derived_context
 from worker.engines.torch.attention import ATTENTION_NAME
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
@@ -37,11 +39,9 @@ def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_
         raise ModelError(f"no config.json in {folder}: not a model in Hugging Face layout")
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    try:
+    with guarded(partial(_unloadable, folder)):
         whole: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
         config: PreTrainedConfig = whole.get_text_config()
-    except Exception as error:  # transformers raises whatever a malformed config led it to
-        raise _unloadable(folder, error) from error
     shape = _kv_shape(folder, config)
     max_context = derived_context(config.to_dict())
     if max_context is None:
@@ -74,7 +74,7 @@ def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_
 def _load(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, is_part: bool
 ) -> PreTrainedModel:
-    try:
+    with guarded(partial(_unloadable, folder)):
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -85,8 +85,6 @@ def _load(
             key_mapping=_TEXT_WEIGHTS if is_part else None,
         )
         loaded: PreTrainedModel = model.to(device).eval().requires_grad_(False)
-    except Exception as error:  # the model's code is not ours, and may raise anything
-        raise _unloadable(folder, error) from error
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up, differently on every worker
         raise ModelError(f"{folder} lacks {len(missing)} weights, {missing[0]} among them")
     return loaded

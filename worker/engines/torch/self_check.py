@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvcache.pool_memory import PoolMemory
+from serving.foreign_code import first_line, guarded
 from worker.engines.torch.attention import ATTENTION_NAME
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.paged_forward import PagedForward, Part
@@ -51,14 +52,14 @@ class _Sequence:
 
 def check_model(loaded: LoadedModel, max_context: int) -> None:
     """Raises ModelError, saying what differs, unless sequences of up to `max_context` tokens can be served."""
-    try:
-        with torch.inference_mode():
-            _Check(loaded, max_context).run()
-    except ModelError:
-        raise
-    except Exception as error:  # the model's code is not ours, and may raise anything
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise ModelError(f"models of type {loaded.served.name} can't be served: {reason}") from error
+
+    def refusal(error: Exception) -> ModelError:
+        if isinstance(error, ModelError):
+            return error
+        return ModelError(f"models of type {loaded.served.name} can't be served: {first_line(error)}")
+
+    with guarded(refusal), torch.inference_mode():
+        _Check(loaded, max_context).run()
 
 
 class _Check:

@@ -12,6 +12,7 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
+from serving.foreign_code import first_line, guarded
 from worker.engines.torch.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ class Textless:
 def find_textless(folder: Path, loaded: LoadedModel) -> Textless:
     """None for a folder without a tokenizer that can be read; the ids that end a text need no text of their own."""
     try:
-        known = _known_ids(folder)
-    except Exception as error:  # neither library raises anything narrower
+        with guarded(lambda error: ValueError(first_line(error))):
+            known = _known_ids(folder)
+    except ValueError as error:
         logger.warning("the tokenizer in %s can't be read, tokens without text may be sampled: %s", folder, error)
         known = None
     ids = set() if known is None else set(range(loaded.vocab_size)) - known - set(loaded.eos_ids)
