@@ -25,7 +25,7 @@ from protos.sampling_messages import FinishReason
 
 logger = logging.getLogger(__name__)
 
-SETTLE_S = 0.05  # after a loss, so that workers which died together are all known to be dead
+SETTLE_S = 0.25  # after a loss: workers that died together are then known to be dead, and count as one
 MIN_BACK_OFF_S = 0.1
 MAX_BACK_OFF_S = 2.0
 
