@@ -79,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one measure, in milliseconds."""
+    """How one measure is spread, in milliseconds."""
 
     mean: float
     p50: float

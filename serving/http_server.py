@@ -22,7 +22,7 @@ from serving.http_protocol import ConnectionsState, HttpProtocol
 BACKLOG = 2048
 # Balancers commonly keep idle connections for 60 s; whoever closes first must not be the one without requests to send.
 KEEP_ALIVE_S = 75
-# For requests to close what they hold, once their connections are dropped.
+# Requests whose connections were dropped get so long to close what they hold.
 DROP_S = 2.0
 
 

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTls:
-    """For HTTP and for gRPC; `reload` gives new connections the files' present content."""
+    """Serves HTTP and gRPC alike; `reload` gives new connections the files' present content."""
 
     def __init__(self, cert_file: Path, key_file: Path, client_ca_file: Path | None) -> None:
         """All files are PEM. Raises OSError, of which SSLError is one, for files that can't be used."""
@@ -25,7 +25,7 @@ class ServerTls:
         self._changed: grpc.ServerCertificateConfiguration | None = None
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For one server."""
+        """Credentials for one server; each needs its own."""
         return grpc.dynamic_ssl_server_credentials(
             self._initial,
             self._take_changed,  # type: ignore[arg-type]  # the stubs do not know that None means: as before
@@ -69,7 +69,7 @@ class ServerTls:
 def server_tls(
     prefix: str, cert_file: Path | None, key_file: Path | None, client_ca_file: Path | None
 ) -> ServerTls | None:
-    """From the flags `<prefix>cert_file` and so on; None without a certificate.
+    """Reads the flags `<prefix>cert_file` and so on; None without a certificate.
 
     Raises FlagError for files that do not go together or can't be used.
     """

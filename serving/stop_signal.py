@@ -27,11 +27,11 @@ class StopSignal:
             signal.signal(number, self._on_signal)
 
     async def wait(self) -> None:
-        """Until the first signal."""
+        """Returns with the first signal."""
         await self._asked.wait()
 
     async def wait_urgent(self) -> None:
-        """Until the second signal."""
+        """Returns with the second signal."""
         await self._urged.wait()
 
     def leave_within(self, limit_s: float) -> None:
