@@ -81,11 +81,11 @@ FAULTS = (
     ),
     Fault(
         "both decode workers killed",
-        "prefill workers decode rather than nobody (R25)",
+        "prefill workers decode rather than nobody (R25); who was on both is taken for what kills them (R5)",
         kill("decode-0", "decode-1"),
         WITH_SPARE,
-        NONE,
-        "tests/master/routing/test_route_choice.py",
+        {Spare.YES: 8},
+        "tests/master/routing/test_role_fallback.py",
     ),
     Fault(
         "one P-D pair cut, packets dropped",
