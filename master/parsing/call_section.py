@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from master.parsing.call_ids import CallSeries
+from master.parsing.call_parser import CallParser
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
 from master.parsing.json_text import JsonText
 from master.parsing.tag_gate import TagGate
@@ -44,9 +45,9 @@ class _Place(Enum):
     IN_ARGUMENTS = auto()
 
 
-class CallSectionParser:
+class CallSectionParser(CallParser):
     def __init__(self, calls: CallSeries, tags: SectionTags) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._tags = tags
         self._place = _Place.IN_TEXT
         self._gate = TagGate(tags.begin, layout=tags.layout)
@@ -56,23 +57,16 @@ class CallSectionParser:
         self._has_called = False  # in this section
         self._is_noise = True  # what comes between calls
 
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            match self._place:
-                case _Place.IN_TEXT:
-                    text = self._read_text(text, events)
-                case _Place.IN_SECTION:
-                    text = self._read_section(text, events)
-                case _Place.IN_HEAD:
-                    text = self._read_head(text, events)
-                case _Place.IN_ARGUMENTS:
-                    text = self._read_arguments(text, events)
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        match self._place:
+            case _Place.IN_TEXT:
+                return self._read_text(text, events)
+            case _Place.IN_SECTION:
+                return self._read_section(text, events)
+            case _Place.IN_HEAD:
+                return self._read_head(text, events)
+            case _Place.IN_ARGUMENTS:
+                return self._read_arguments(text, events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

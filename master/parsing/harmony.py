@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, openai_call_id
+from master.parsing.call_parser import CallParser
 from master.parsing.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments
 from master.parsing.json_layout import JsonLayout
 from master.parsing.json_text import JsonText
@@ -44,11 +45,11 @@ ENDS = {
 }
 
 
-class HarmonyParser:
+class HarmonyParser(CallParser):
     """Reads reasoning, content and calls alike."""
 
     def __init__(self, calls: CallSeries) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._place = _Place.OPENING
         self._gate = TagGate(MESSAGE, layout="")
         self._head = ""
@@ -56,26 +57,19 @@ class HarmonyParser:
         self._value = JsonText()
 
     @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    @property
     def is_reasoning(self) -> bool:
         return self._place is _Place.IN_REASONING
 
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            match self._place:
-                case _Place.OPENING:
-                    text = self._read_opening(text)
-                case _Place.IN_HEAD:
-                    text = self._read_head(text)
-                case _Place.IN_ARGUMENTS:
-                    text = self._read_arguments(text, events)
-                case _:
-                    text = self._read_body(text, events)
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        match self._place:
+            case _Place.OPENING:
+                return self._read_opening(text)
+            case _Place.IN_HEAD:
+                return self._read_head(text)
+            case _Place.IN_ARGUMENTS:
+                return self._read_arguments(text, events)
+            case _:
+                return self._read_body(text, events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

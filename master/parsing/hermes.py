@@ -6,6 +6,7 @@ object, at the end of an output that was cut off, is dropped; anything else that
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, openai_call_id
+from master.parsing.call_parser import CallParser
 from master.parsing.events import ContentDelta, Event
 from master.parsing.json_call import CallObject
 from master.parsing.json_layout import JsonLayout
@@ -19,28 +20,20 @@ BETWEEN_OBJECT_AND_CLOSE = " \t\r\n}]"
 OTHER_BODIES = ("<function=", "<arg_key>")
 
 
-class HermesParser:
+class HermesParser(CallParser):
     """Text until a tag, then an object, then the closing tag or text again."""
 
     def __init__(self, calls: CallSeries) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._gate = TagGate(OPEN)
         self._object: CallObject | None = None
         self._is_open = False  # a call has ended whose closing tag is yet to come
         self._is_after_call = False  # with nothing but layout in between
 
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            if self._object is not None:
-                text = self._read_object(self._object, text, events)
-            else:
-                text = self._read_text(text, events)
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        if self._object is not None:
+            return self._read_object(self._object, text, events)
+        return self._read_text(text, events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, openai_call_id
+from master.parsing.call_parser import CallParser
 from master.parsing.events import ContentDelta, Event
 from master.parsing.json_call import CallObject
 from master.parsing.json_layout import JsonLayout
@@ -26,29 +27,21 @@ class _Place(Enum):
     IN_TEXT = auto()
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(CallParser):
     def __init__(self, calls: CallSeries) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._gate = TagGate(TAG)
         self._place = _Place.START
         self._lead = ""  # what may turn out to belong to a call: whitespace, tag, semicolon
         self._object: CallObject | None = None
         self._is_after_call = False
 
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            if self._object is not None:
-                text = self._read_object(self._object, text, events)
-            elif self._place is _Place.IN_TEXT:
-                text = self._read_text(text, events)
-            else:
-                text = self._read_lead(text, events)
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        if self._object is not None:
+            return self._read_object(self._object, text, events)
+        if self._place is _Place.IN_TEXT:
+            return self._read_text(text, events)
+        return self._read_lead(text, events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, mistral_call_id
+from master.parsing.call_parser import CallParser
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
 from master.parsing.json_call import CallObject
 from master.parsing.json_layout import JsonLayout
@@ -28,9 +29,9 @@ class _Place(Enum):
     IN_OBJECT = auto()
 
 
-class MistralParser:
+class MistralParser(CallParser):
     def __init__(self, calls: CallSeries) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._gate = TagGate(TAG)
         self._place = _Place.IN_TEXT
         self._lead: list[str] = []  # since the tag or the last call; content, if no call follows
@@ -39,25 +40,18 @@ class MistralParser:
         self._object = CallObject(calls, "", is_marked=True)
         self._is_after_call = False
 
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            match self._place:
-                case _Place.IN_TEXT:
-                    text = self._read_text(text, events)
-                case _Place.IN_HEADER:
-                    text = self._read_header(text, events)
-                case _Place.IN_ARGUMENTS:
-                    text = self._read_arguments(text, events)
-                case _Place.IN_ARRAY:
-                    text = self._read_array(text, events)
-                case _Place.IN_OBJECT:
-                    text = self._read_object(text, events)
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        match self._place:
+            case _Place.IN_TEXT:
+                return self._read_text(text, events)
+            case _Place.IN_HEADER:
+                return self._read_header(text, events)
+            case _Place.IN_ARGUMENTS:
+                return self._read_arguments(text, events)
+            case _Place.IN_ARRAY:
+                return self._read_array(text, events)
+            case _Place.IN_OBJECT:
+                return self._read_object(text, events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat
 from master.parsing.call_ids import CallSeries, openai_call_id
+from master.parsing.call_parser import CallParser
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
 from master.parsing.grammar_writer import GrammarWriter
 from master.parsing.json_text import JsonText
@@ -36,9 +37,9 @@ class _Place(Enum):
     IN_TEXT = auto()
 
 
-class PythonicParser:
+class PythonicParser(CallParser):
     def __init__(self, calls: CallSeries) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._place = _Place.START
         self._written: list[str] = []  # what is content if no call follows
         self._name = ""
@@ -48,23 +49,15 @@ class PythonicParser:
         self._value = JsonText()
         self._has_value = False  # it has begun
 
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            if self._place is _Place.IN_TEXT:
-                events.append(ContentDelta(text))
-                break
-            if self._place is _Place.IN_VALUE:
-                text = self._read_value(text, events)
-            else:
-                self._written.append(text[0])
-                is_taken = self._take(text[0], events)
-                text = text[1:] if is_taken else self._give_back() + text[1:]
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        if self._place is _Place.IN_TEXT:
+            events.append(ContentDelta(text))
+            return ""
+        if self._place is _Place.IN_VALUE:
+            return self._read_value(text, events)
+        self._written.append(text[0])
+        is_taken = self._take(text[0], events)
+        return text[1:] if is_taken else self._give_back() + text[1:]
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

@@ -7,6 +7,7 @@ so) ends only at a tag that begins a line. Whitespace next to a call is layout a
 from enum import Enum, auto
 
 from master.parsing.call_ids import CallSeries
+from master.parsing.call_parser import CallParser
 from master.parsing.call_tags import CallTags
 from master.parsing.events import ContentDelta, Event, ToolCallArguments
 from master.parsing.tag_gate import TagGate
@@ -25,9 +26,9 @@ class _Place(Enum):
     IN_VALUE = auto()
 
 
-class TaggedCallParser:
+class TaggedCallParser(CallParser):
     def __init__(self, calls: CallSeries, tags: CallTags) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._tags = tags
         self._place = _Place.IN_TEXT
         self._gate = self._text_gate()
@@ -40,31 +41,24 @@ class TaggedCallParser:
         self._is_open = False  # a call has ended whose last tag is yet to come
         self._is_after_call = False
 
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._calls.count > 0
-
-    def feed(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        while text:
-            match self._place:
-                case _Place.IN_TEXT:
-                    text = self._read_text(text, events)
-                case _Place.BEFORE_NAME:
-                    text = self._read_before_name(text, events)
-                case _Place.IN_NAME:
-                    text = self._read_name(text, events)
-                case _Place.IN_CALL:
-                    text = self._read_between(text, events)
-                case _Place.IN_KEY:
-                    text = self._read_key(text, events)
-                case _Place.BEFORE_VALUE:
-                    text = self._read_before_value(text, events)
-                case _Place.VALUE_START:
-                    text = self._read_value_start(text)
-                case _Place.IN_VALUE:
-                    text = self._read_value(text, events)
-        return events
+    def _read(self, text: str, events: list[Event]) -> str:
+        match self._place:
+            case _Place.IN_TEXT:
+                return self._read_text(text, events)
+            case _Place.BEFORE_NAME:
+                return self._read_before_name(text, events)
+            case _Place.IN_NAME:
+                return self._read_name(text, events)
+            case _Place.IN_CALL:
+                return self._read_between(text, events)
+            case _Place.IN_KEY:
+                return self._read_key(text, events)
+            case _Place.BEFORE_VALUE:
+                return self._read_before_value(text, events)
+            case _Place.VALUE_START:
+                return self._read_value_start(text)
+            case _Place.IN_VALUE:
+                return self._read_value(text, events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
