@@ -3,6 +3,7 @@
 Hashing reads the whole checkpoint, so each file's hash is kept beside it, under its size and time of change.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -79,4 +80,5 @@ def _keep(path: Path, digests: dict[str, _FileDigest]) -> None:
         partial.replace(path)
     except OSError as error:
         logger.info("digests of the weights are not kept: %s", error)
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()

@@ -98,6 +98,13 @@ def test_the_folder_may_be_one_that_takes_no_files(tiny_llama: Path, tmp_path: P
     assert not [path for path in folder.iterdir() if path.is_file() and KEPT_NAME in path.name]
 
 
+def test_what_is_kept_may_be_impossible_to_write_and_to_tidy_up(tiny_llama: Path, tmp_path: Path) -> None:
+    """A volume that can only be read refuses both, even where there is nothing to tidy up."""
+    folder = copied(tiny_llama, tmp_path / "model")
+    (folder / f"{KEPT_NAME}.{os.getpid()}").mkdir()
+    assert weights_digest(folder) == weights_digest(tiny_llama)
+
+
 def test_shards_count_by_their_names(tiny_llama: Path, tmp_path: Path) -> None:
     folder = copied(tiny_llama, tmp_path / "model")
     expected = weights_digest(folder)
