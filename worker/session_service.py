@@ -59,8 +59,12 @@ class SessionService(WorkerServicer):
         self._master_timeout_s = master_timeout_s
         self._faults = faults
         self._keys = keys
-        self.num_sessions = 0
         self.standings = Standings()
+        self._links: set[MasterLink] = set()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._links)
 
     async def Session(self, request_iterator: object, context: Context) -> None:
         """Runs until the master leaves, falls silent or sends what makes no sense; its legs end with it."""
@@ -74,7 +78,7 @@ class SessionService(WorkerServicer):
         await self._refuse_other_versions(hello, context)
         link = MasterLink(hello.master_id)
         self._legs.attach(link)
-        self.num_sessions += 1
+        self._links.add(link)
         reader = asyncio.create_task(self._obey(call, link), name=f"session of {link.master_id}")
         writer = asyncio.create_task(self._report(call, link, hello), name=f"reports to {link.master_id}")
         try:
@@ -82,8 +86,9 @@ class SessionService(WorkerServicer):
             await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._legs.detach(link)
-            self.num_sessions -= 1
-            self.standings.leave(link.master_id)
+            self._links.remove(link)
+            if not any(link.master_id == other.master_id for other in self._links):
+                self.standings.leave(link.master_id)
             reader.cancel()
             writer.cancel()
             await asyncio.wait([reader, writer])
