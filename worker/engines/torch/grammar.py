@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from protos.sampling_messages import Grammar
 from protos.session_messages import ErrorCode
+from serving.foreign_code import guarded
 from serving.grammar_source import grammar_problem, grammar_source, parser_limits
 from worker.engines.torch.grammar_tokenizer import GrammarTokenizerError, load_grammar_tokenizer
 from worker.engines.torch.sampler import SamplingError
@@ -57,10 +58,8 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         tokenizer = self._tokenizer.result()  # done: it came before on this thread
-        try:
+        with guarded(lambda error: GrammarError(f"grammar: {error}")):
             matcher = LLMatcher(tokenizer, grammar_source(grammar), log_level=0, limits=parser_limits())
-        except ValueError as error:
-            raise GrammarError(f"grammar: {error}") from error
         if matcher.is_error():
             raise GrammarError(f"grammar: {grammar_problem(matcher)}")
         return matcher

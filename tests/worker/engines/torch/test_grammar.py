@@ -278,6 +278,19 @@ def test_json_has_no_whitespace_unless_its_schema_wants_it(
     grammars.close()
 
 
+def test_whatever_compiling_a_grammar_raises_is_its_request_s_alone(
+    llama: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(grammar: Grammar) -> str:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr("worker.engines.torch.grammar.grammar_source", broken)
+    start = llama.start(prompt(10), dataclasses.replace(GREEDY, grammar=regex("never seen before")))
+    failure = llama.master.failure(start.leg)
+    assert failure.code is ErrorCode.INVALID_ARGUMENT and "no such luck" in failure.message
+    assert llama.run(prompt(10)).failure is None
+
+
 def test_a_grammar_that_is_not_compiled_yet_keeps_nobody_else_waiting(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
