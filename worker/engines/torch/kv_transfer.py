@@ -29,6 +29,7 @@ class KvPort:
         self._server = server
         self._client = client
         self._pullers = ThreadPoolExecutor(max_pulls, thread_name_prefix="kv-pull")
+        self._pullers.submit(lambda: None)  # one thread is there from now on
         self._lock = threading.Lock()
         self._pulls: set[Pull] = set()  # that have not ended
         self._received = TransferCounters()
@@ -58,7 +59,11 @@ class KvPort:
         pull = self._client.pull(handle, num_skip, blocks)
         with self._lock:
             self._pulls.add(pull)
-        self._pullers.submit(self._run, handle.leg, pull, on_end)
+        try:
+            self._pullers.submit(self._run, handle.leg, pull, on_end)
+        except RuntimeError as error:
+            # The system gives no thread. The pull is in line all the same, for one that is there.
+            logger.warning("pull of leg %d waits for another to end: %s", handle.leg, error)
         return pull
 
     def counters(self) -> TransferCounters:

@@ -73,6 +73,28 @@ def test_a_forged_source_gets_nothing(node: Node, decode: Node, what: str) -> No
     node.cancel(first)
 
 
+def test_a_pull_that_gets_no_thread_of_its_own_waits_for_another(
+    node: Node, decode: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R9"""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first = offer(node)
+    with ForeignPrefill(decode) as foreign:
+        export, endless = foreign.open()
+        pulling = decode.start(prompt(50), stage=Stage.DECODE, kv_handle=endless)
+        decode.master.wait(pulling.leg, lambda o: o.started is not None)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        source = node.master.outcome(first.leg).kv_handle
+        second = decode.start(first.prompt_ids, stage=Stage.DECODE, kv_handle=source)
+        decode.master.wait(second.leg, lambda o: o.started is not None)
+        monkeypatch.undo()
+        export.abort("it was long enough")
+        assert decode.master.result(second).token_ids == node.run(first.prompt_ids).token_ids
+
+
 @pytest.mark.parametrize("what", ["prompt", "salt", "sequences"])
 def test_kv_of_another_request_is_never_used(node: Node, decode: Node, what: str) -> None:
     first = offer(node)
