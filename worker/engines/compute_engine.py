@@ -154,7 +154,7 @@ class ComputeEngine(Protocol):
 
     @property
     def load(self) -> LoadReport:
-        """As of the last turn; what the worker around the engine knows better is left at its default."""
+        """What was so at the last turn; what the worker around the engine knows better is left at its default."""
 
     @property
     def figures(self) -> EngineFigures: ...

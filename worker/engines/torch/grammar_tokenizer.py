@@ -16,7 +16,7 @@ class GrammarTokenizerError(ValueError):
 
 
 def load_grammar_tokenizer(folder: Path, eos_ids: Sequence[int]) -> LLTokenizer:
-    """From tokenizer.json, else from sentencepiece's tokenizer.model; takes up to seconds. `eos_ids` end a text.
+    """Reads tokenizer.json, else sentencepiece's tokenizer.model; takes up to seconds. `eos_ids` end a text.
 
     Raises GrammarTokenizerError.
     """

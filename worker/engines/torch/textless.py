@@ -35,7 +35,7 @@ class Textless:
 
 
 def find_textless(folder: Path, loaded: LoadedModel) -> Textless:
-    """None for a folder without a tokenizer that can be read; the ids that end a text need no text of their own."""
+    """None of them for a folder without a tokenizer that can be read. What ends a text needs no text of its own."""
     try:
         with guarded(lambda error: ValueError(first_line(error))):
             known = _known_ids(folder)
@@ -59,7 +59,7 @@ def _known_ids(folder: Path) -> set[int] | None:
 
 
 def _added_ids(folder: Path) -> set[int]:
-    """Of tokens that a sentencepiece model's file does not have."""
+    """Returns ids of tokens that a sentencepiece model's file does not have."""
     added, settings = (_json_object(folder / name) for name in ("added_tokens.json", "tokenizer_config.json"))
     declared = settings.get("added_tokens_decoder")
     ids = {token_id for token_id in added.values() if isinstance(token_id, int)}
