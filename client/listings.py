@@ -2,7 +2,7 @@
 
 from client.results import ClusterInfo, InstanceInfo, ModelInfo
 from protos import cluster_pb2, inference_pb2
-from protos.session_codec import decode_load, decode_role
+from protos.load_codec import decode_load, decode_role
 
 
 def decode_models(response: inference_pb2.ListModelsResponse) -> list[ModelInfo]:

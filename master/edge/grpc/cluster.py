@@ -6,7 +6,7 @@ from master.edge.grpc.status import Context, answering
 from master.service import InstanceView, Service
 from protos import cluster_pb2 as wire
 from protos.cluster_pb2_grpc import ClusterServicer
-from protos.session_codec import encode_load, encode_role
+from protos.load_codec import encode_load, encode_role
 
 logger = logging.getLogger(__name__)
 
