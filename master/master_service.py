@@ -10,6 +10,7 @@ from master.dispatch.routes import RETRY_AFTER_S
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
 from master.grammar.token_ids import with_stand_ins
+from master.model_info import ModelInfo
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
 from master.routing.router import largest_room, most_sequences
@@ -30,35 +31,32 @@ WORD_COST = 500
 
 
 class MasterService:
-    """Implements `master.service.Service`. `names` are the served model's, the first one is shown."""
+    """Implements `master.service.Service`."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        chat_template: ChatTemplate,
+        model: ModelInfo,
         workers: Workers,
         dispatcher: Dispatcher,
         grammar_check: GrammarCheck,
         text_pool: TextPool,
         *,
-        names: Sequence[str],
-        max_context: int,
         request_timeout_s: float,
         user_markers: UserMarkers | None = None,
         isolates_caches: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self._tokenizer = model.tokenizer
+        self._chat_template = model.template
         self._workers = workers
         self._dispatcher = dispatcher
         self._grammar_check = grammar_check
         self._text_pool = text_pool
         self._user_markers = user_markers
-        self._max_context = max_context
+        self._max_context = model.max_context
         self._request_timeout_s = request_timeout_s
         self._isolates_caches = isolates_caches
         created = int(time.time())
-        self._cards = {name: ModelCard(name, max_context, created) for name in names}
+        self._cards = {name: ModelCard(name, model.max_context, created) for name in model.names}
         self.is_leaving = False
 
     @property
