@@ -12,6 +12,7 @@ from tests.faults.questions import Question
 
 ONCE = RetryPolicy(max_attempts=1)  # what the client would hide must be seen
 REQUEST_TIMEOUT_S = 120.0
+AFTER_FAILURE_S = 1.0  # before a client whose request failed sends its next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Load:
                     got[delta.index] += delta.token_ids
         except PdserveError as error:
             self.outcomes.failures.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(AFTER_FAILURE_S)
             return
         ids = tuple(tuple(sequence) for sequence in got)
         if ids != question.expected:

@@ -9,7 +9,7 @@ from pathlib import Path
 from config import checks
 from config.flags import FlagError, fail, flag, parse
 from tests.checkpoints import Family, make_checkpoint
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, Spare
 from tests.faults.hosts import can_have_hosts
 from tests.faults.report import line, to_json, to_markdown, write_into
 from tests.faults.run import FaultRun, Row
@@ -41,11 +41,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pdserve-faults-") as folder:
         model = make_checkpoint(Path(folder) / "tiny-llama", Family.LLAMA, 0)
         other = make_checkpoint(Path(folder) / "other" / model.name, Family.LLAMA, 1)
-        rows = list(_soaked(config, model) if config.soak_s > 0 else _tabled(config, model, other))
-    if config.json is not None:
-        config.json.write_text(to_json(rows))
-    if config.docs:
-        write_into(PAGE, to_markdown(rows, FAULTS))
+        rows: list[Row] = []
+        for row in _soaked(config, model) if config.soak_s > 0 else _tabled(config, model, other):
+            print(line(row), *(f"        {text}" for text in (*row.failures, *row.problems)), sep="\n", flush=True)
+            rows.append(row)
+            _write(rows, config)
     return 0 if all(row.is_kept for row in rows) else 1
 
 
@@ -53,23 +53,27 @@ def _tabled(config: FaultsConfig, model: Path, other_model: Path) -> Iterator[Ro
     runs = FaultRun(
         model, other_model, num_requests=config.requests, num_clients=config.clients, worker_flags=config.worker_flags
     )
-    for fault in FAULTS:
-        if not _is_wanted(fault, config.only):
-            continue
-        if fault.needs_hosts and not can_have_hosts():
-            print(f"skipped {fault.name}: it takes root, and `ip` of the Debian package iproute2", flush=True)
-            continue
-        for spare in fault.layouts:
-            yield _shown(runs.run(fault, spare))
+    wanted = [fault for fault in FAULTS if _is_wanted(fault, config.only)]
+    if not can_have_hosts():
+        skipped = [fault.name for fault in wanted if fault.needs_hosts]
+        print(f"skipped, as they take root and `ip` of the Debian package iproute2: {', '.join(skipped)}", flush=True)
+        wanted = [fault for fault in wanted if not fault.needs_hosts]
+    for spare in Spare:
+        for fault in wanted:
+            if spare in fault.layouts:
+                yield runs.run(fault, spare)
 
 
 def _soaked(config: FaultsConfig, model: Path) -> Iterator[Row]:
-    yield _shown(soak(model, config.soak_s, num_clients=config.clients, seed=config.seed))
+    yield soak(model, config.soak_s, num_clients=config.clients, seed=config.seed)
 
 
-def _shown(row: Row) -> Row:
-    print(line(row), *(f"        {text}" for text in (*row.failures, *row.problems)), sep="\n", flush=True)
-    return row
+def _write(rows: list[Row], config: FaultsConfig) -> None:
+    """After each row, so that a run which is ended early leaves what it has found."""
+    if config.json is not None:
+        config.json.write_text(to_json(rows))
+    if config.docs:
+        write_into(PAGE, to_markdown(rows, FAULTS))
 
 
 def _is_wanted(fault: Fault, words: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, Spare
 from tests.faults.run import Row
 
 BEGIN, END = "<!-- fault table: scripts/faults --docs -->", "<!-- end of fault table -->"
@@ -25,19 +25,23 @@ def line(row: Row) -> str:
 
 
 def to_markdown(rows: Sequence[Row], faults: Sequence[Fault]) -> str:
-    """Failed requests of all by fault and layout, with each promise and the test that proves it."""
-    by_name = {fault.name: fault for fault in faults}
+    """Failed requests by fault, with each promise and the test that proves it."""
+    cells = {(row.fault, row.spare): _cell(row) for row in rows}
     lines = [
-        "| fault | workers | failed | different | near ties | promise | test |",
-        "|---|---|---|---|---|---|---|",
+        f"| fault | {Spare.YES.value} | {Spare.NO.value} | promise | test |",
+        "|---|---|---|---|---|",
     ]
-    for row in rows:
-        fault = by_name[row.fault]
-        lines.append(
-            f"| {row.fault} | {row.layout} | {row.num_failed} of {row.num_requests} | {row.num_different} "
-            f"| {row.num_near_ties} | {fault.promise} | `{fault.test}` |"
-        )
-    return "\n".join(lines)
+    for fault in faults:
+        shown = [cells.get((fault.name, spare.value), "") for spare in Spare]
+        if any(shown):
+            lines.append(f"| {fault.name} | {' | '.join(shown)} | {fault.promise} | `{fault.test}` |")
+    num_near_ties, num_requests = sum(row.num_near_ties for row in rows), sum(row.num_requests for row in rows)
+    return "\n".join([*lines, "", f"Near ties: {num_near_ties} of {num_requests} answers."])
+
+
+def _cell(row: Row) -> str:
+    failed = f"{row.num_failed} of {row.num_requests}"
+    return failed if row.num_different == 0 else f"{failed}, {row.num_different} different"
 
 
 def write_into(page: Path, table: str) -> None:

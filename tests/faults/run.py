@@ -28,6 +28,7 @@ class Row:
     """One line of the table. `problems` are what must never be, whatever the fault, such as a leak."""
 
     fault: str
+    spare: str
     layout: str
     num_requests: int
     num_failed: int
@@ -83,6 +84,7 @@ class FaultRun:
         near_ties = [difference for difference in outcomes.differences if self._near_ties.explains(difference)]
         return Row(
             fault=fault.name,
+            spare=spare.value,
             layout=" + ".join(roles),
             num_requests=outcomes.num_requests,
             num_failed=len(outcomes.failures),

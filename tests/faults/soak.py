@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.cluster import Cluster, Process
-from tests.faults.fault import TWO_OF_EACH
+from tests.faults.fault import TWO_OF_EACH, Spare
 from tests.faults.load import Load
 from tests.faults.near_tie import NearTies
 from tests.faults.questions import answered, questions
@@ -58,6 +58,7 @@ def soak(model: Path, duration_s: float, *, num_clients: int, seed: int) -> Row:
     explained = sum(near_ties.explains(difference) for difference in load.outcomes.differences)
     return Row(
         fault=f"one worker killed every {KILL_EVERY_S:g} s (R4)",
+        spare=Spare.YES.value,
         layout=" + ".join(TWO_OF_EACH),
         num_requests=load.outcomes.num_requests,
         num_failed=len(load.outcomes.failures),
