@@ -114,7 +114,7 @@ class AsyncClient:
     ) -> None:
         """`address` is host:port or [ipv6]:port. Raises ValueError for another, OSError for an unreadable file.
 
-        To be made where a loop runs; raises RuntimeError elsewhere.
+        It must be made where a loop runs; raises RuntimeError elsewhere.
         """
         asyncio.get_running_loop()  # a channel made outside belongs to a loop that may never run
         target = target_of(address)

@@ -28,7 +28,7 @@ class TooLarge(InvalidRequest):
 
 
 class NotFound(PdserveError):
-    """Such as a model that is not served."""
+    """There is no such thing, such as a model that is not served."""
 
 
 class Unauthenticated(PdserveError):

@@ -16,7 +16,7 @@ from protos.sampling_messages import SAMPLING_OPTIONS, SamplingOptions
 class Options(SamplingOptions, total=False):
     """How to generate; zero is zero (temperature 0 is greedy), None is as if left out.
 
-    Of `json_schema` (a schema, or its JSON text; {} is any JSON value), `regex`, `lark` and `choice` only one.
+    `json_schema` (a schema, or its JSON text; {} is any JSON value), `regex`, `lark` and `choice` exclude each other.
     """
 
     model: str | None

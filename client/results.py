@@ -73,7 +73,7 @@ class ToolCall:
 class Delta:
     """Further output of one sequence. Text may lag behind `token_ids`; `logprobs`, if asked for, run parallel to them.
 
-    Of a chat `text` is the content alone; the ids are of everything.
+    A chat's `text` is the content alone; the ids are of everything.
     """
 
     index: int
@@ -114,17 +114,17 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first sequence."""
+        """The first sequence's."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the first sequence."""
+        """The first sequence's."""
         return self.choices[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first sequence."""
+        """The first sequence's."""
         return self.choices[0].finish_reason
 
 

@@ -156,7 +156,7 @@ class MasterService:
         session.drain()
 
     def _role(self, session: WorkerSession) -> Role:
-        """As the worker says; before it was ever heard, as the registry says."""
+        """The worker's own word counts, and before it was ever heard the registry's."""
         record = self._workers.record(session.name)
         return record.role if session.welcome is None and record is not None else session.load.role
 
@@ -167,6 +167,5 @@ class MasterService:
             max_worker_tokens=largest_room(known),
             max_worker_sequences=most_sequences(known),
             present_tokens=largest_room(self._workers.views()),
-            default_time_limit_s=self._request_timeout_s,
-            max_time_limit_s=self._request_timeout_s,
+            time_limit_s=self._request_timeout_s,
         )

@@ -34,8 +34,7 @@ class Limits:
     max_worker_tokens: int | None = None
     present_tokens: int | None = None
     max_worker_sequences: int | None = None
-    default_time_limit_s: float = 600.0
-    max_time_limit_s: float = 3600.0
+    time_limit_s: float = 600.0
 
 
 def random_seed() -> int:
@@ -113,7 +112,7 @@ def _check_options(asked: SamplingOptions) -> None:
 
 
 def _given_params(asked: SamplingOptions) -> SamplingParams:
-    """Those that workers get as they were asked for, besides the defaults."""
+    """Workers get these as they were asked for, besides the defaults."""
     return msgspec.convert({name: value for name, value in asked.items() if value is not None}, SamplingParams)
 
 
@@ -170,7 +169,7 @@ def _bad_words_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]])
 def _time_limit_s(asked: float | None, limits: Limits) -> float:
     """What a client is willing to wait, and never more than the server is."""
     if asked is None:
-        return min(limits.default_time_limit_s, limits.max_time_limit_s)
+        return limits.time_limit_s
     if problem := TIME_LIMITS.problem(asked):
         raise invalid("time_limit_s", f"time_limit_s {problem}")
-    return min(asked, limits.max_time_limit_s)
+    return min(asked, limits.time_limit_s)

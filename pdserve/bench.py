@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -22,21 +21,15 @@ from client.async_client import AsyncClient
 from client.errors import PdserveError
 from client.results import Timeline
 from config import checks
-from config.address import split_host_port
 from config.flags import FlagError, flag
+from pdserve.master_address import MasterAddressFlags
 
 FIRST_TOKEN_ID = 100  # below are a tokenizer's special tokens
 LAST_TOKEN_ID = 30_000
 
 
-def _address(value: str) -> None:
-    split_host_port(value)
-
-
 @dataclass(frozen=True)
-class BenchConfig:
-    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
-    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
+class BenchConfig(MasterAddressFlags):
     requests: int = flag(32, "How many", group="Load", check=checks.at_least(1))
     concurrency: int = flag(4, "Clients, each with one request at a time", group="Load", check=checks.at_least(1))
     rate: float | None = flag(

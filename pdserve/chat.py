@@ -12,14 +12,11 @@ from typing import Unpack
 from client.errors import PdserveError
 from client.options import ChatOptions, Message
 from client.sync_client import Client
-from pdserve.status import one_line
+from pdserve.status import EXIT_OK, EXIT_UNREACHABLE, one_line
 
 CONNECT_TIMEOUT_S = 5.0
 PROMPT = "> "
 COMMANDS = "/system TEXT, /reset, /quit"
-
-EXIT_OK = 0
-EXIT_UNREACHABLE = 2
 
 
 def run_chat(

@@ -25,7 +25,7 @@ class ChildProcess:
         return self._process.pid
 
     async def start(self, environ: Mapping[str, str]) -> None:
-        """In a session of its own, so that a terminal's Ctrl-C reaches only us and the order of ending is ours."""
+        """It has a session of its own: a terminal's Ctrl-C reaches only us, and the order of ending is ours."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,

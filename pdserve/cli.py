@@ -6,16 +6,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TypeVar
 
 from client.errors import PdserveError
-from config.address import split_host_port
 from config.flags import FlagError, fail, flag, parse
 from pdserve.bench import BenchConfig, run_bench
 from pdserve.chat import run_chat
 from pdserve.drain import run_drain
 from pdserve.local_cluster import ClusterFailed
+from pdserve.master_address import MasterAddressFlags
 from pdserve.serve import ServeConfig, serve
 from pdserve.status import one_line, run_status
 
@@ -23,28 +22,19 @@ PROG = "pdserve"
 ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "DrainConfig", "BenchConfig")
 
 
-def _address(value: str) -> None:
-    split_host_port(value)
-
-
 @dataclass(frozen=True)
-class StatusConfig:
-    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
-    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
+class StatusConfig(MasterAddressFlags):
     watch: bool = flag(False, "Refresh until Ctrl-C", group="Display")
 
 
 @dataclass(frozen=True)
-class ChatConfig:
-    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
-    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
+class ChatConfig(MasterAddressFlags):
     system: str | None = flag(None, "System prompt", group="Chat")
 
 
 @dataclass(frozen=True)
-class DrainConfig:
-    address: str = flag("127.0.0.1:28889", "gRPC address of a master", group="Network", check=_address)
-    ca_file: Path | None = flag(None, "CA that the master's certificate must be of; turns TLS on", group="Network")
+class DrainConfig(MasterAddressFlags):
+    pass
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def root_hash(model: str, cache_salt: str = "") -> bytes:
 
 
 def extend_chain(chain: list[bytes], root: bytes, token_ids: Sequence[int], num_tokens: int, block_size: int) -> None:
-    """Append to `chain` the hashes of the full blocks among the first `num_tokens` ids that it does not have yet."""
+    """Appends to `chain` the hashes of the full blocks among the first `num_tokens` ids that it does not have yet."""
     num_blocks = num_tokens // block_size
     first = len(chain)
     if first >= num_blocks:

@@ -57,5 +57,5 @@ class HealthService(HealthServicer):  # type: ignore[misc]  # generated without 
         return wire.HealthCheckResponse.SERVING
 
     def close(self) -> None:
-        """From now on NOT_SERVING."""
+        """The status is NOT_SERVING from now on."""
         self._closing.set()

@@ -109,7 +109,7 @@ class HttpServer:
             await self._serving
 
     def leave(self) -> None:
-        """From now on connections close with their next answer."""
+        """Connections close with their next answer from now on."""
         self._server.server_state.is_leaving = True
 
     async def stop(self, deadline_s: float | None) -> None:

@@ -49,7 +49,7 @@ class LeaveTimes:
 
     @property
     def limit_s(self) -> float:
-        """After the first signal the process is gone within this."""
+        """The process is gone within this after the first signal."""
         return self.lame_duck_s + self.drain_s + CLOSE_S
 
 

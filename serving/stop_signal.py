@@ -16,7 +16,7 @@ class StopSignal:
     """Made inside the running loop of the main thread; replaces the handling of both signals."""
 
     def __init__(self, limit_s: float | None = None) -> None:
-        """After the first signal the process is gone within `limit_s`; None: whenever it has finished."""
+        """The process is gone within `limit_s` after the first signal; None: whenever it has finished."""
         self._limit_s = limit_s
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()

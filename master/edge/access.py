@@ -5,11 +5,12 @@ from starlette.types import Receive, Scope, Send
 from master.edge.error_form import error_form
 from master.edge.http.caller import presented_keys
 from master.edge.http.config import HttpConfig
-from master.edge.http.response import HttpResponse, SlowReader
+from master.edge.http.response import HttpResponse
+from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
 from serving.keys import Keys
 
-# For load balancers and Prometheus, which have no key.
+# Load balancers and Prometheus ask for these, and have no key.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 
 

@@ -41,7 +41,7 @@ def create_app(
 ) -> ASGIApp:
     """The master's HTTP API. Metrics are made in `registry`, which /metrics shows.
 
-    With `keys` all but health and metrics is only for those who present one.
+    Only health and metrics are open to those who present none of `keys`, if there are any.
     """
     metrics = HttpMetrics(registry)
     store = ResponseStore(config.max_stored_responses, config.keep_responses_s)

@@ -1,6 +1,6 @@
 """/openapi.json: https://spec.openapis.org/oas/v3.1.0
 
-Made from the table of operations here and the types of bodies and answers, so that no schema is written twice.
+It is made from the table of operations here and the types of bodies and answers, so that no schema is written twice.
 """
 
 import re

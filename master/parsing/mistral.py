@@ -5,6 +5,7 @@ Whitespace next to calls is dropped, and so is a [TOOL_CALLS] that ends the outp
 is content, together with the tag.
 """
 
+from dataclasses import replace
 from enum import Enum, auto
 
 from master.parsing.call_format import CallFormat
@@ -154,12 +155,10 @@ MISTRAL = CallFormat(
     write=JsonLayout(before_name=TAG, before_arguments=ARGS).write,
 )
 
-MISTRAL_ARRAY = CallFormat(
-    name="mistral",
+MISTRAL_ARRAY = replace(
+    MISTRAL,
     tags=(TAG,),
     is_told_by=lambda template: TAG in template and ARGS not in template,
-    new_parser=MistralParser,
-    new_id=mistral_call_id,
     write=JsonLayout(
         begin=TAG + " [",
         before_name='{"name": ',

@@ -75,7 +75,7 @@ class StopStrings:
 class StopMatcher:
     """Finds the first match to be complete, so how the text was cut into pieces changes nothing.
 
-    Of those that end at the same character the longest wins.
+    The longest wins of those that end at the same character.
     """
 
     def __init__(self, stops: StopStrings, include_stop: bool) -> None:

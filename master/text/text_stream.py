@@ -16,13 +16,10 @@ class TextDelta:
     """What a step's ids add.
 
     `num_ids` of them count: all, or up to the one that completed `matched_stop`; the rest are to be dropped.
-    `offsets` has for each of these the number of characters of output before it (a token within a character has
-    that character's). They count decoded text, so those of a stop's tokens lie past the end where it is cut off.
     """
 
     text: str
     num_ids: int
-    offsets: tuple[int, ...] = ()
     matched_stop: str | None = None
 
 
@@ -49,37 +46,33 @@ class TextStream:
         self._splitter = ReasoningSplitter(reasoning)
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._num_characters = 0
         self._matched_stop: str | None = None
 
     def feed(self, token_ids: Sequence[int]) -> TextDelta:
         """Takes no ids after a match, and says so. Raises ValueError for a negative id."""
         if self._matched_stop is not None:
-            return TextDelta("", 0, matched_stop=self._matched_stop)
+            return TextDelta("", 0, self._matched_stop)
         text: list[str] = []
-        offsets: list[int] = []
         for token_id in token_ids:
-            offsets.append(self._num_characters)
             decoded = self._detokenizer.push((token_id,))
             self._num_tokens += 1
             text.append(self._release(decoded))
             if self._matched_stop is not None:
                 break
-        return TextDelta("".join(text), len(offsets), tuple(offsets), self._matched_stop)
+        return TextDelta("".join(text), len(text), self._matched_stop)
 
     def finish(self) -> TextDelta:
         """The rest of the text, once no more ids come; a character that never became whole may complete a stop."""
         if self._matched_stop is not None:
-            return TextDelta("", 0, matched_stop=self._matched_stop)
+            return TextDelta("", 0, self._matched_stop)
         text = self._release(self._detokenizer.finish())
         if self._matched_stop is None:
             text += self._match(self._splitter.flush())
         if self._matched_stop is None:
             text += self._stop_matcher.flush()
-        return TextDelta(text, 0, matched_stop=self._matched_stop)
+        return TextDelta(text, 0, self._matched_stop)
 
     def _release(self, decoded: str) -> str:
-        self._num_characters += len(decoded)
         reasoning, answer = self._splitter.split(decoded)
         return reasoning + self._match(answer)
 

@@ -46,7 +46,7 @@ PLAIN = WorkerAccess()
 def worker_credentials(
     ca_file: Path | None, cert_file: Path | None, key_file: Path | None
 ) -> grpc.ChannelCredentials | None:
-    """From the flags `worker_tls_…`; None without a CA. Raises FlagError for files that can't be used."""
+    """Reads the files of the flags `worker_tls_…`; None without a CA. Raises FlagError for those that can't be used."""
     if (cert_file is None) != (key_file is None):
         missing = "worker_tls_key_file" if key_file is None else "worker_tls_cert_file"
         raise FlagError(missing, "unset; certificate and key go together")

@@ -88,7 +88,7 @@ class KVService:
                 raise KeyNotFound
 
     def _holds(self, compare: Any) -> bool:
-        """As in etcd: a range must hold for every key, an absent key counts as all zeros but has no value."""
+        """A range must hold for every key, and an absent key counts as all zeros but has no value, as in etcd."""
         kvs: list[StoredKey | None] = list(self._store.range(compare.key, compare.range_end))
         if not kvs:
             if compare.target == wire.Compare.VALUE:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from config.address import join_host_port
 from config.name_service import SocketAddress, look_up
 
 LOOK_UP_S = 10.0
@@ -19,7 +20,7 @@ class Endpoint:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_host_port(self.host, self.port)
 
     @property
     def is_literal(self) -> bool:

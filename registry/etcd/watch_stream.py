@@ -149,7 +149,7 @@ def prefix_end(prefix: str) -> bytes:
 
 
 def key_value(message: Any) -> KeyValue:
-    """From etcd's message."""
+    """Reads etcd's message."""
     return KeyValue(
         message.key.decode(errors="surrogateescape"),
         message.value,

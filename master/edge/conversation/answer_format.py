@@ -8,6 +8,7 @@ from master.errors import ErrorKind, ServingError, invalid
 from master.parsing.answer_grammar import ReasoningBefore, bounded_reasoning, call_grammar, reasoned_grammar
 from master.parsing.formats import ParserChoice
 from master.parsing.tool_definitions import ToolDefinition
+from master.parsing.typed_arguments import properties_of
 from master.request import RequestOptions
 from master.service import Service
 from protos.sampling_messages import Grammar, GrammarKind
@@ -115,11 +116,9 @@ class AnswerFormats:
             raise invalid(field, f"{field} of the tool {tool.name!r} cannot be used: {problem}") from error
 
     async def _wrong_property(self, tool: ToolDefinition) -> str:
-        properties = tool.parameters.get("properties")
-        definitions = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-        for name, schema in properties.items() if isinstance(properties, dict) else ():
+        for name, schema, _ in properties_of(tool.parameters):
             try:
-                await self._check_schema({**schema, **definitions} if isinstance(schema, dict) else {})
+                await self._check_schema(schema)
             except ServingError as error:
                 if error.kind is ErrorKind.INVALID_REQUEST:
                     return f"{tool.path}.properties.{name[:100]}"

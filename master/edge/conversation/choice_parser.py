@@ -26,7 +26,7 @@ class ChoiceParser:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Once all has been read."""
+        """It is known once all has been read."""
         return self._reasoning.count if self._reasoning is not None and self._has_reasoned else 0
 
     def read(self, delta: ChoiceDelta) -> ReadDelta:

@@ -76,7 +76,7 @@ class ContentBlocks:
         return changes
 
     def close(self) -> list[Change]:
-        """Once all is there. An answer of nothing is an empty text."""
+        """Ends the last block, once all is there. An answer of nothing is an empty text."""
         changes: list[Change] = []
         if not self.blocks:
             self._open(BlockKind.TEXT, changes)

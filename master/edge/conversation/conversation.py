@@ -28,7 +28,7 @@ class Conversation(Protocol):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Besides those that the template writes."""
+        """The tokenizer adds its own besides those that the template writes."""
         ...
 
 

@@ -30,9 +30,8 @@ async def encode_chat(
 ) -> list[int]:
     """Renders the conversation by the model's chat template, which writes special tokens itself, and tokenises it.
 
-    `calls` is how the model calls, if it can.
-
-    What must have more than `max_tokens`, by its length, is not tokenised. Raises ServingError naming the message that
+    `calls` is how the model calls, if it can. What must have more than `max_tokens`, by its length, is not tokenised.
+    Raises ServingError naming the message that
     is wrong, or with the template's own text.
     """
     return await service.text_pool.run(num_body_bytes, _encode_chat, service, conversation, tools, calls, max_tokens)

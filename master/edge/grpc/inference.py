@@ -18,7 +18,8 @@ from master.edge.grpc.caller import caller
 from master.edge.grpc.chat import GrpcConversation
 from master.edge.grpc.codec import decode_options, encode_output
 from master.edge.grpc.prompt import generate_prompt, tokenize_prompt
-from master.edge.grpc.status import Context, SlowReader, answering
+from master.edge.grpc.status import Context, answering
+from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
 from master.parsing.formats import ParserChoice
 from master.request import GenerationRequest
@@ -72,7 +73,7 @@ class Inference(InferenceServicer):
                     raise SlowReader(request.id) from error
 
     def _patience_s(self, request: GenerationRequest) -> float:
-        """For how long a write may wait: a request's time limit holds for its client too."""
+        """Says how long a write may wait: a request's time limit holds for its client too."""
         return min(self._slow_reader_timeout_s, request.arrived_s + request.time_limit_s - time.monotonic())
 
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:

@@ -41,7 +41,7 @@ def client_server(
     parsers: ParserChoice = NO_PARSERS,
     slow_reader_timeout_s: float = SLOW_READER_TIMEOUT_S,
 ) -> GrpcServer:
-    """With `keys` all but health and reflection needs one of them; `parsers` read what chats are answered with.
+    """All but health and reflection needs one of `keys`, if set; `parsers` read what chats are answered with.
 
     A client that takes nothing of its stream for `slow_reader_timeout_s` is cut.
     """

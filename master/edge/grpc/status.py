@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,6 @@ STATUS_CODES = {
 MAX_DETAILS_BYTES = 2000
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class SlowReader(Exception):
-    """The client of this request has taken nothing of its answer for too long."""
 
 
 @asynccontextmanager

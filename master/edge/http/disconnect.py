@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.types import Receive
 
-# For a connection to notice that it was aborted.
+# A connection notices within this that it was aborted.
 ABORT_S = 1.0
 
 
@@ -13,14 +13,14 @@ class ClientGone(Exception):
 
 
 async def raise_when_gone(receive: Receive) -> None:
-    """For after the body: the next that ASGI tells is the end of the connection. Raises ClientGone, never returns."""
+    """Waits for the connection's end, which ASGI tells next after a body. Raises ClientGone, never returns."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGone
 
 
 async def until_gone(receive: Receive) -> None:
-    """After an abort: to return sooner would look like an answer left unfinished."""
+    """Waits for the end after an abort: to return sooner would look like an answer left unfinished."""
     try:
         async with asyncio.timeout(ABORT_S):
             await raise_when_gone(receive)

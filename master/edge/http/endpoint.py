@@ -24,7 +24,8 @@ from master.edge.http.errors import INTERNAL_ERROR, ErrorBody, error_body
 from master.edge.http.merged_outputs import merged_outputs
 from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics, RequestTimer
 from master.edge.http.request_body import read_or_refuse
-from master.edge.http.response import HttpResponse, SlowReader
+from master.edge.http.response import HttpResponse
+from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
 from master.request import GenerationRequest
 from master.service import Service

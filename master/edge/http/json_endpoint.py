@@ -10,7 +10,8 @@ from master.edge.http.disconnect import ClientGone, until_gone
 from master.edge.http.errors import INTERNAL_ERROR, ErrorBody, error_body
 from master.edge.http.metrics import CLIENT_CLOSED, HttpMetrics
 from master.edge.http.request_body import read_or_refuse
-from master.edge.http.response import HttpResponse, SlowReader
+from master.edge.http.response import HttpResponse
+from master.edge.slow_reader import SlowReader
 from master.errors import ServingError
 
 logger = logging.getLogger(__name__)

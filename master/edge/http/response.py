@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from master.edge.http import sse
 from master.edge.http.cors import EXTRA_HEADERS
 from master.edge.http.errors import ErrorBody, error_headers, http_status
+from master.edge.slow_reader import SlowReader
 from master.errors import ServingError
 
 REQUEST_ID_HEADER = b"x-request-id"
@@ -22,10 +23,6 @@ JSON_HEADER = (b"content-type", b"application/json")
 LINGER_S = 10.0
 
 Header = tuple[bytes, bytes]
-
-
-class SlowReader(Exception):
-    """The client has taken nothing of its answer for too long."""
 
 
 class HttpResponse:
@@ -41,7 +38,7 @@ class HttpResponse:
 
     @property
     def final_status(self) -> int | None:
-        """Of a response that was completed; None if the client left or was cut before.
+        """The status of a response that was completed; None if the client left or was cut before.
 
         A stream that ended in an error has that error's, though its headers said 200.
         """
@@ -77,7 +74,7 @@ class HttpResponse:
         await self._end(json_text)
 
     async def fail(self, error: ServingError) -> None:
-        """For as long as nothing has been sent; a stream ends with events of its own. Raises SlowReader."""
+        """Only while nothing has been sent: a stream ends with events of its own. Raises SlowReader."""
         await self.whole(http_status(error), self._error_body(error), error_headers(error))
 
     async def refuse_body(self, error: ServingError, receive: Receive) -> None:

@@ -1,7 +1,7 @@
 """Messages on the wire: https://docs.anthropic.com/en/api/messages-streaming
 
-message_start; of each block content_block_start, its deltas, content_block_stop; message_delta with the stop reason
-and the usage; message_stop.
+A stream is message_start; for each block content_block_start, its deltas, content_block_stop; message_delta with the
+stop reason and the usage; message_stop.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def _event(change: Change) -> bytes:
 
 
 def _block(block: Block, *, is_whole: bool) -> dict[str, object]:
-    """As it begins, or with all its text."""
+    """A block has all its text only when it is whole; it begins with none."""
     text = block.text if is_whole else ""
     match block.kind:
         case BlockKind.TEXT:

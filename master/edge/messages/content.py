@@ -13,7 +13,7 @@ Message = dict[str, object]
 
 
 class ContentBlock(msgspec.Struct, frozen=True):
-    """Of any type; which fields it needs, its type says."""
+    """A block of any type; the type says which fields it needs."""
 
     type: str
     text: str | None = None
@@ -51,7 +51,7 @@ def chat_messages(messages: Sequence[InputMessage]) -> list[Message]:
 
 
 def text_of(where: str, content: Content | None) -> str:
-    """Of blocks that may only be text. Raises ServingError naming another one."""
+    """Joins blocks that may only be text. Raises ServingError naming another one."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(_text(f"{where}[{index}]", block) for index, block in enumerate(content))

@@ -1,6 +1,6 @@
 """Responses on the wire: https://platform.openai.com/docs/api-reference/responses-streaming
 
-Of an item: output_item.added, for text and reasoning content_part.added, its deltas, their done, content_part.done,
+An item is output_item.added, for text and reasoning content_part.added, its deltas, their done, content_part.done,
 output_item.done. The whole stream is between response.created and response.completed, incomplete or failed.
 """
 

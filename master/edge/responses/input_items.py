@@ -22,7 +22,7 @@ class InputPart(msgspec.Struct, frozen=True):
 
 
 class InputItem(msgspec.Struct, frozen=True):
-    """Of any type; which fields it needs, its type says. Without a type it is a message."""
+    """An item of any type; the type says which fields it needs. Without a type it is a message."""
 
     type: str = "message"
     role: str | None = None

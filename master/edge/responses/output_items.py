@@ -18,7 +18,7 @@ def item_id(block: Block, request_id: str) -> str:
 
 
 def output_item(block: Block, request_id: str, status: ItemStatus) -> dict[str, object]:
-    """With all that the block has, or with nothing yet while it is in progress."""
+    """An item has nothing of its block while it is in progress, and all of it afterwards."""
     is_begun = status is not ItemStatus.IN_PROGRESS
     item: dict[str, object] = {"id": item_id(block, request_id), "status": status.value}
     match block.kind:

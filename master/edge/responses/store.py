@@ -51,7 +51,7 @@ class ResponseStore:
         return len(self._responses)
 
     def stores(self, body: ResponsesBody) -> bool:
-        """As OpenAI has it, what is not declined is stored."""
+        """OpenAI stores what is not declined, and so does this."""
         return self._max_responses > 0 and body.store is not False
 
     def continued(self, body: ResponsesBody) -> ResponsesBody:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from master.edge.http.caller import caller
+from master.edge.routes.json_response import json_response
 from master.service import Service
 
 logger = logging.getLogger(__name__)
@@ -36,21 +37,17 @@ class OperationRoutes:
         request_id = request.path_params["id"]
         await self._service.cancel(request_id, caller(request.scope))
         logger.info("%s: cancelled by %s", ascii(request_id), _who(request))
-        return _json(CancelledRequest(request_id))
+        return json_response(CancelledRequest(request_id))
 
     async def drain(self, request: Request) -> Response:
         name = request.path_params["name"]
         await self._service.drain_instance(name)
         logger.info("worker %s: told to drain by %s", name, _who(request))
-        return _json(DrainingInstance(name))
+        return json_response(DrainingInstance(name))
 
 
 def _who(request: Request) -> str:
-    """For the log: an address, and which key it presented, if any, without showing that."""
+    """Names whoever asks in the log: an address, and which key it presented, if any, without showing that."""
     address = request.client.host if request.client is not None else "a local socket"
     key = caller(request.scope)
     return f"{address}, key {key}" if key else address
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

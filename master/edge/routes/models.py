@@ -2,17 +2,17 @@
 
 from datetime import UTC, datetime
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from master.edge.routes.json_response import json_response
 from master.service import ModelCard, Service
 
 ANTHROPIC_HEADER = "anthropic-version"  # its clients send it with every request
 
 
 class ModelRoutes:
-    """In OpenAI's form, or in Anthropic's for its clients."""
+    """Answers in OpenAI's form, or in Anthropic's for its clients."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -22,16 +22,16 @@ class ModelRoutes:
         if ANTHROPIC_HEADER in request.headers:
             data = [_anthropic_model(card) for card in cards]
             ends = {"first_id": cards[0].id, "last_id": cards[-1].id, "has_more": False}
-            return _json({"data": data, **ends})
+            return json_response({"data": data, **ends})
         root = cards[0].id
-        return _json({"object": "list", "data": [_model(card, root) for card in cards]})
+        return json_response({"object": "list", "data": [_model(card, root) for card in cards]})
 
     async def get(self, request: Request) -> Response:
         """Raises ServingError NOT_FOUND."""
         card = self._service.resolve_model(request.path_params["model"])
         if ANTHROPIC_HEADER in request.headers:
-            return _json(_anthropic_model(card))
-        return _json(_model(card, self._service.resolve_model(None).id))
+            return json_response(_anthropic_model(card))
+        return json_response(_model(card, self._service.resolve_model(None).id))
 
 
 def _model(card: ModelCard, root: str) -> dict[str, object]:
@@ -51,7 +51,3 @@ def _model(card: ModelCard, root: str) -> dict[str, object]:
 def _anthropic_model(card: ModelCard) -> dict[str, object]:
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     return {"type": "model", "id": card.id, "display_name": card.id, "created_at": created}
-
-
-def _json(answer: dict[str, object]) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

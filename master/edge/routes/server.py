@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from master.edge.routes.health import HealthRoutes
+from master.edge.routes.json_response import json_response
 from master.errors import ErrorKind, ServingError
 from master.service import Service
 
@@ -47,10 +48,10 @@ class ServerRoutes:
         self._version = version("pdserve")
 
     async def root(self, request: Request) -> Response:
-        return _json(ServerVersion(self._version))
+        return json_response(ServerVersion(self._version))
 
     async def load(self, request: Request) -> Response:
-        return _json(ServerLoad(self._service.num_in_flight))
+        return json_response(ServerLoad(self._service.num_in_flight))
 
     async def ping(self, request: Request) -> Response:
         """Empty, with the status of /readyz: what SageMaker asks."""
@@ -60,7 +61,9 @@ class ServerRoutes:
     async def info(self, request: Request) -> Response:
         card = self._service.resolve_model(None)
         num_workers = sum(instance.is_connected for instance in self._service.instances())
-        return _json(ServerInfo(self._version, card.id, card.max_context, num_workers, self._service.num_in_flight))
+        return json_response(
+            ServerInfo(self._version, card.id, card.max_context, num_workers, self._service.num_in_flight)
+        )
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Raises ServingError NOT_FOUND unless the flag is on: a template may be its owner's secret."""
@@ -75,8 +78,4 @@ class ServerRoutes:
             special_token_ids=sorted(tokenizer.special_ids),
             chat_template=self._service.chat_template.source,
         )
-        return _json(info)
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+        return json_response(info)

@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from master.edge.responses.store import ResponseStore, not_stored
+from master.edge.routes.json_response import json_response
 
 PATH = "/v1/responses/{response_id:path}"
 METHODS = ["GET", "POST", "DELETE"]
@@ -25,12 +26,8 @@ class StoredResponseRoutes:
         asked = request.path_params["response_id"]
         match request.method:
             case "GET" | "HEAD":
-                return _json(self._store.find(asked).answer)
+                return Response(self._store.find(asked).answer, media_type="application/json")
             case "DELETE":
                 self._store.forget(asked)
-                return _json(msgspec.json.encode(DeletedResponse(asked)))
+                return json_response(DeletedResponse(asked))
         raise not_stored(asked)
-
-
-def _json(answer: bytes) -> Response:
-    return Response(answer, media_type="application/json")
