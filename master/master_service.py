@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from master.dispatch.dispatcher import Dispatcher
-from master.dispatch.routes import RETRY_AFTER_S
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
 from master.grammar.token_ids import with_stand_ins
@@ -152,7 +151,7 @@ class MasterService:
             raise ServingError(ErrorKind.NOT_FOUND, f"no instance is named {name!r}", field="instance")
         if not session.is_open:
             message = f"{name} is not connected, so it can't be told to drain"
-            raise ServingError(ErrorKind.UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+            raise ServingError(ErrorKind.UNAVAILABLE, message)
         session.drain()
 
     def _role(self, session: WorkerSession) -> Role:

@@ -6,7 +6,7 @@ from protos.sampling_messages import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class SequenceDelta:
     """Further output of one sequence. `token_ids` and `logprobs` run in parallel; text may lag behind them."""
 
     index: int
@@ -61,7 +61,7 @@ class Timeline:
 class GenerationOutput:
     """One increment; the last one of a request carries usage and timeline."""
 
-    choices: tuple[ChoiceDelta, ...]
+    deltas: tuple[SequenceDelta, ...]
     usage: Usage | None = None
     timeline: Timeline | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

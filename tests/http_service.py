@@ -20,7 +20,7 @@ from master.edge.app import create_app
 from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
-from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
+from master.output import GenerationOutput, SequenceDelta, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
@@ -149,8 +149,8 @@ class HttpService:
             text = detokenizer.push((token_id,)) + (detokenizer.finish() if is_last else "")
             has_logprobs = request.sampling.logprobs is not None
             yield GenerationOutput(
-                choices=tuple(
-                    ChoiceDelta(
+                deltas=tuple(
+                    SequenceDelta(
                         index=index,
                         text=text,
                         token_ids=(token_id,),

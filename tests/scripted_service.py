@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from master.edge.grpc.server import client_server
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
-from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
+from master.output import GenerationOutput, SequenceDelta, Timeline, Usage
 from master.request import GenerationRequest, RequestOptions
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
@@ -158,7 +158,7 @@ class ScriptedService:
             for position, token_id in enumerate(output_ids):
                 is_last = position == len(output_ids) - 1
                 yield GenerationOutput(
-                    choices=tuple(
+                    deltas=tuple(
                         self._delta(request, index, token_id, reason if is_last else None) for index in range(request.n)
                     ),
                     usage=Usage(len(request.prompt_ids), len(output_ids) * request.n, 2) if is_last else None,
@@ -175,9 +175,9 @@ class ScriptedService:
 
     def _delta(
         self, request: GenerationRequest, index: int, token_id: int, finish_reason: FinishReason | None
-    ) -> ChoiceDelta:
+    ) -> SequenceDelta:
         has_logprobs = request.sampling.logprobs is not None
-        return ChoiceDelta(
+        return SequenceDelta(
             index=index,
             text=self.tokenizer.decode([token_id], request.skip_special_tokens),
             token_ids=(token_id,),

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from master.output import ChoiceDelta, GenerationOutput, Usage
+from master.output import GenerationOutput, SequenceDelta, Usage
 from master.request import GenerationRequest
 from master.text.detokenizer import IncrementalDetokenizer
 from protos.sampling_messages import FinishReason
@@ -26,7 +26,7 @@ def says(
             delta_end = reason if is_last else None
             yield GenerationOutput(
                 tuple(
-                    ChoiceDelta(index, piece, some, (), delta_end, matched_stop if is_last else None)
+                    SequenceDelta(index, piece, some, (), delta_end, matched_stop if is_last else None)
                     for index in range(request.n)
                 ),
                 Usage(len(request.prompt_ids), len(ids) * request.n, 2) if is_last else None,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 
 from master.dispatch.fault import AttemptFailed, Fault, fault_of, leaves_kv
-from master.dispatch.leg_tally import ImpossibleUpdate, LegTally
+from master.dispatch.leg_check import ImpossibleUpdate, LegCheck
 from master.dispatch.parts import DispatchParts
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
@@ -55,7 +55,7 @@ class Attempt:
         self._trace = trace
         self._began_s = time.monotonic()
         self._updates: asyncio.Queue[tuple[Leg, LegUpdate]] = asyncio.Queue()
-        self._legs: dict[Leg, LegTally] = {}
+        self._legs: dict[Leg, LegCheck] = {}
         self._decode: Leg | None = None
         self._is_decode_wanted = False  # no worker would take it, so they are asked again
         self._kv_handle: bytes | None = None
@@ -103,14 +103,14 @@ class Attempt:
             return None
 
     def _take(self, leg: Leg, update: LegUpdate) -> None:
-        tally = self._legs[leg]
-        had_generated = tally.has_generated
+        check = self._legs[leg]
+        had_generated = check.has_generated
         try:
-            tally.add(update)
+            check.add(update)
         except ImpossibleUpdate as error:
             raise self._failed(leg, Failure(ErrorCode.INTERNAL, f"{leg.worker} sent {error}")) from error
         now_s = time.monotonic()
-        if tally.has_generated and not had_generated:
+        if check.has_generated and not had_generated:
             self._parts.health.generated(leg.worker, now_s)
         if update.transferred is not None:
             self._parts.health.transferred(self._route.worker.name, leg.worker)
@@ -126,7 +126,7 @@ class Attempt:
                 self._parts.routes.wake()
 
     def _begin_decode(self, first: Leg) -> None:
-        """On the best worker that is wanted; else on the one that computes the prompt, if it can hold it all."""
+        """The best worker that is wanted decodes; else the one that computes the prompt, if it can hold it all."""
         can_decode_here = holds_all(self._route.worker, self._prompt)
         worker = None
         if self._num_refusals < MAX_REFUSALS or not can_decode_here:
@@ -226,7 +226,7 @@ class Attempt:
         )
         uncached = self._prompt.num_tokens - self._prompt.cached_tokens(worker)
         leg = session.begin(start, self._on_update, uncached)
-        self._legs[leg] = LegTally(start, self._parts.vocab_size)
+        self._legs[leg] = LegCheck(start, self._parts.vocab_size)
         self._parts.health.asked(worker.name, time.monotonic())
         self._parts.suspects.begin(request.id, worker.name)
         return leg

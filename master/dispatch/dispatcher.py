@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from master.dispatch.metrics import Outcome
 from master.dispatch.parts import DispatchParts
 from master.dispatch.request_run import RequestRun
-from master.dispatch.routes import RETRY_AFTER_S
 from master.dispatch.running_requests import RunningRequest, RunningRequests
 from master.dispatch.sequence_text import SequenceText
 from master.errors import ErrorKind, ServingError
@@ -61,12 +60,12 @@ class Dispatcher:
         news = await run.progress.take()
         if entry.is_cancelled:
             raise ServingError(ErrorKind.CANCELLED, f"{entry.request.id} was cancelled")
-        choices = [choice for delta in news for choice in sequences[delta.sequence].take(delta)]
-        for choice in choices:
-            if isinstance(choice.matched_stop, str):
-                run.finish_sequence(choice.index)
+        deltas = [shown for delta in news for shown in sequences[delta.sequence].take(delta)]
+        for shown in deltas:
+            if isinstance(shown.matched_stop, str):
+                run.finish_sequence(shown.index)
         is_last = _are_finished(sequences)
-        if not choices:
+        if not deltas:
             if entry.running.done() and not is_last:
                 entry.running.result()  # raises what ended it
             return None
@@ -74,7 +73,7 @@ class Dispatcher:
             run.progress.wake()  # nobody else will
         run.trace.answer()
         return GenerationOutput(
-            choices=tuple(choices),
+            deltas=tuple(deltas),
             usage=_usage(entry.request, sequences, run.trace.cached_tokens) if is_last else None,
             timeline=run.trace.timeline() if is_last else None,
             prompt_logprobs=run.trace.take_prompt_logprobs(),
@@ -121,7 +120,7 @@ class Dispatcher:
         """In flight for as long as it is entered. Raises ServingError when too many are."""
         if self.num_in_flight >= self._parts.flags.max_requests:
             message = f"{self.num_in_flight} requests are in flight, no more are taken"
-            raise ServingError(ErrorKind.OVERLOADED, message, retry_after_s=RETRY_AFTER_S)
+            raise ServingError(ErrorKind.OVERLOADED, message)
         self.num_in_flight += 1
         self._parts.budget.count_request()
         try:

@@ -13,7 +13,7 @@ from master.dispatch.attempt import Attempt
 from master.dispatch.fault import ERROR_KINDS, AttemptFailed, Fault
 from master.dispatch.parts import DispatchParts
 from master.dispatch.retry_budget import Failures
-from master.dispatch.routes import RETRY_AFTER_S, RouteAsk
+from master.dispatch.routes import RouteAsk
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
 from master.errors import WORKERS_LOST, ErrorKind, ServingError
@@ -147,7 +147,7 @@ class RequestRun:
             raise ServingError(ErrorKind.INTERNAL, message, code=WORKERS_LOST)
 
     def _pause_s(self, failed: AttemptFailed) -> float:
-        """Before the next attempt. A worker that leaves may be the only one, and says so a little later to all."""
+        """The next attempt waits for it. A worker that leaves may be the only one, and tells all a little later."""
         match failed.fault:
             case Fault.LOST:
                 return SETTLE_S
@@ -177,9 +177,7 @@ class RequestRun:
 
 
 def _told(failed: AttemptFailed) -> ServingError:
-    kind = ERROR_KINDS[failed.failure.code]
-    is_temporary = kind in (ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE)
-    return ServingError(kind, failed.failure.message, retry_after_s=RETRY_AFTER_S if is_temporary else None)
+    return ServingError(ERROR_KINDS[failed.failure.code], failed.failure.message)
 
 
 def _first(group: BaseExceptionGroup[ServingError]) -> ServingError:

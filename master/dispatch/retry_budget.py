@@ -8,7 +8,7 @@ MAX_FAILURES = 16  # of a sequence's attempts
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Of one sequence's attempts so far."""
+    """How often one sequence's attempts have failed so far."""
 
     total: int = 0
     in_a_row: int = 0

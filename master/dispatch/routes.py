@@ -196,4 +196,4 @@ def _raise_final(choice: NoRoute, ask: RouteAsk) -> None:
     if choice.hindrance is Hindrance.NEVER:
         raise invalid("max_tokens", choice.reason)
     if choice.hindrance is Hindrance.NO_ROOM:
-        raise ServingError(ErrorKind.OVERLOADED, choice.reason, retry_after_s=RETRY_AFTER_S)
+        raise ServingError(ErrorKind.OVERLOADED, choice.reason)

@@ -1,6 +1,6 @@
 """One of a request's n sequences: its text, and where that ends."""
 
-from master.output import ChoiceDelta
+from master.output import SequenceDelta
 from master.request import GenerationRequest
 from master.text.stop_strings import StopStrings
 from master.text.text_stream import TextStream
@@ -27,7 +27,7 @@ class SequenceText:
             reasoning=request.reasoning,
         )
 
-    def take(self, delta: TokenDelta) -> list[ChoiceDelta]:
+    def take(self, delta: TokenDelta) -> list[SequenceDelta]:
         """What the client gets of it: nothing after the sequence's end."""
         if self.is_finished:
             return []
@@ -48,7 +48,7 @@ class SequenceText:
             finish_reason = FinishReason.STOP
         self.num_tokens += len(ids)
         self.is_finished = finish_reason is not None
-        choice = ChoiceDelta(
+        shown = SequenceDelta(
             index=self.index,
             text=text,
             token_ids=ids,
@@ -56,4 +56,4 @@ class SequenceText:
             finish_reason=finish_reason,
             matched_stop=matched_stop if matched_stop is not None else ids[-1] if ended_by_token else None,
         )
-        return [choice]
+        return [shown]

@@ -50,7 +50,7 @@ class TokenProgress:
 
     @property
     def num_tokens(self) -> int:
-        """Of all sequences together."""
+        """All sequences together have so many."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     def add(self, delta: TokenDelta) -> None:

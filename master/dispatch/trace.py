@@ -98,7 +98,7 @@ class RequestTrace:
 
     @property
     def num_workers(self) -> int:
-        """Of the latest attempt."""
+        """The latest attempt had so many."""
         return 1 if self.decode_instance in ("", self.prefill_instance) else 2
 
     def timeline(self) -> Timeline:

@@ -17,7 +17,7 @@ OPTIONAL_NEWLINES = r"/\n{0,2}/"
 class ReasoningBefore:
     """Reasoning that may precede the answer; if it `is_open`, it has begun in the prompt and must be ended.
 
-    After `max_tokens` it must be ended; None is no limit.
+    It must be ended after `max_tokens`; None is no limit.
     """
 
     tags: ReasoningTags

@@ -23,7 +23,7 @@ class FleetHealth:
 
     @property
     def circuits(self) -> dict[str, CircuitState]:
-        """Of the workers that have been asked so far."""
+        """Every worker that has been asked so far has one."""
         return {worker: circuit.state for worker, circuit in self._circuits.items()}
 
     def circuit_of(self, worker: str) -> CircuitState:

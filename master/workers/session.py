@@ -47,7 +47,6 @@ from protos.session_messages import (
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 

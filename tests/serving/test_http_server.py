@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from master.edge.app import create_app
 from master.edge.http.config import HttpConfig
-from master.output import ChoiceDelta, GenerationOutput, Usage
+from master.output import GenerationOutput, SequenceDelta, Usage
 from master.request import GenerationRequest
 from protos.sampling_messages import FinishReason
 from serving import http_protocol
@@ -78,9 +78,9 @@ class Slow:
         self.resume = asyncio.Event()
 
     async def __call__(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        yield GenerationOutput((ChoiceDelta(0, "a", (5,)),))
+        yield GenerationOutput((SequenceDelta(0, "a", (5,)),))
         await self.resume.wait()
-        yield GenerationOutput((ChoiceDelta(0, "b", (5,), finish_reason=FinishReason.STOP),), Usage(1, 2, 0))
+        yield GenerationOutput((SequenceDelta(0, "b", (5,), finish_reason=FinishReason.STOP),), Usage(1, 2, 0))
 
 
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

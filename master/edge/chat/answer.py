@@ -18,7 +18,7 @@ from master.edge.openai.finish_reason import NO_IDS, UNFINISHED, finish_members
 from master.edge.openai.logprobs import ChatLogprobs, prompt_logprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
-from master.output import ChoiceDelta, GenerationOutput
+from master.output import GenerationOutput, SequenceDelta
 from master.parsing.events import Event
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ class ChatStream:
 
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         self._usage.add(prompt, output)
-        return b"".join([self._events(delta) for delta in output.choices])
+        return b"".join([self._events(delta) for delta in output.deltas])
 
     def end(self) -> bytes:
         self._usage.require_complete()
@@ -54,7 +54,7 @@ class ChatStream:
     def fail(self, error: ServingError) -> bytes:
         return sse.event(error_body(error))
 
-    def _events(self, delta: ChoiceDelta) -> bytes:
+    def _events(self, delta: SequenceDelta) -> bytes:
         """How a choice ended is told in a chunk of its own: some clients drop the text that comes beside it."""
         is_first = delta.index not in self._opened
         read = self._readers[delta.index].read(delta)
@@ -68,7 +68,7 @@ class ChatStream:
             events += self._frame.event(b'{"index":%d,"delta":{},"logprobs":null,%s}' % (delta.index, end))
         return events
 
-    def _event(self, delta: ChoiceDelta, news: Sequence[Event], is_first: bool) -> bytes:
+    def _event(self, delta: SequenceDelta, news: Sequence[Event], is_first: bool) -> bytes:
         self._opened.add(delta.index)
         choice = b'{"index":%d,"delta":{%s%s},"logprobs":%s,%s%s}' % (
             delta.index,
@@ -83,11 +83,11 @@ class ChatStream:
             choice, b',"prompt_token_ids":' + encode(self.requests[0].prompt_ids) if shows_prompt else b""
         )
 
-    def _extensions(self, delta: ChoiceDelta) -> bytes:
+    def _extensions(self, delta: SequenceDelta) -> bytes:
         ids = b',"token_ids":' + encode(delta.token_ids) if self._returns_ids else b""
         return ids + self._frame.arrival_member(self.requests[0])
 
-    def _logprobs_of(self, delta: ChoiceDelta) -> bytes:
+    def _logprobs_of(self, delta: SequenceDelta) -> bytes:
         if self._logprobs is None or not delta.logprobs:
             return NULL
         return encode({"content": self._logprobs.content(delta.token_ids, delta.logprobs), "refusal": None})
@@ -112,7 +112,7 @@ class ChatResponse:
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         self._usage.add(prompt, output)
         self._prompt_logprobs += output.prompt_logprobs
-        for delta in output.choices:
+        for delta in output.deltas:
             read = self._readers[delta.index].read(delta)
             self._choices[delta.index].add(replace(delta, finish_reason=read.finish_reason))
             self._messages[delta.index].add(read.events)

@@ -16,7 +16,7 @@ from master.edge.openai.finish_reason import NO_IDS, UNFINISHED, finish_members
 from master.edge.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter, prompt_logprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
-from master.output import ChoiceDelta, GenerationOutput
+from master.output import GenerationOutput, SequenceDelta
 from master.request import GenerationRequest
 from master.text.tokenizer import Tokenizer
 from protos.sampling_messages import TokenLogprobs
@@ -52,7 +52,7 @@ class CompletionStream:
         self._usage.add(prompt, output)
         if output.prompt_logprobs:
             self._prompt_logprobs[prompt] = self._prompt_logprobs.get(prompt, ()) + output.prompt_logprobs
-        return b"".join([self._events(prompt, delta) for delta in output.choices])
+        return b"".join([self._events(prompt, delta) for delta in output.deltas])
 
     def end(self) -> bytes:
         self._usage.require_complete()
@@ -61,7 +61,7 @@ class CompletionStream:
     def fail(self, error: ServingError) -> bytes:
         return sse.event(error_body(error))
 
-    def _events(self, prompt: int, delta: ChoiceDelta) -> bytes:
+    def _events(self, prompt: int, delta: SequenceDelta) -> bytes:
         """How a choice ended is told in a chunk of its own: some clients drop the text that comes beside it."""
         index = self._usage.index(prompt, delta.index)
         is_first = index not in self._opened
@@ -75,7 +75,7 @@ class CompletionStream:
             events += self._frame.event(b'{"index":%d,"text":"","logprobs":null,%s}' % (index, end))
         return events
 
-    def _event(self, prompt: int, index: int, delta: ChoiceDelta, is_first: bool) -> bytes:
+    def _event(self, prompt: int, index: int, delta: SequenceDelta, is_first: bool) -> bytes:
         self._opened.add(index)
         echoed = self._prompts[prompt]
         extensions = self._frame.arrival_member(echoed.request)
@@ -94,7 +94,7 @@ class CompletionStream:
             )
         )
 
-    def _logprobs_of(self, prompt: int, index: int, delta: ChoiceDelta) -> bytes:
+    def _logprobs_of(self, prompt: int, index: int, delta: SequenceDelta) -> bytes:
         logprobs = CompletionLogprobs()
         if index not in self._writers:
             self._writers[index] = self._prompts[prompt].open_logprobs(
@@ -124,7 +124,7 @@ class CompletionResponse:
     def add(self, prompt: int, output: GenerationOutput) -> bytes:
         self._usage.add(prompt, output)
         self._prompt_logprobs[prompt] += output.prompt_logprobs
-        for delta in output.choices:
+        for delta in output.deltas:
             self._choices[prompt][delta.index].add(delta)
         return b""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from master.edge.conversation.reasoning_tokens import ReasoningTokens
-from master.output import ChoiceDelta
+from master.output import SequenceDelta
 from master.parsing.events import Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from master.parsing.output_parser import OutputParser
 from protos.sampling_messages import FinishReason
@@ -29,7 +29,7 @@ class ChoiceParser:
         """It is known once all has been read."""
         return self._reasoning.count if self._reasoning is not None and self._has_reasoned else 0
 
-    def read(self, delta: ChoiceDelta) -> ReadDelta:
+    def read(self, delta: SequenceDelta) -> ReadDelta:
         events = self._parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events = events + self._parser.finish()
@@ -39,7 +39,7 @@ class ChoiceParser:
             events = [event for event in events if not self._is_beyond(event, self._max_calls)]
         return ReadDelta(events, self._finish_reason(delta))
 
-    def _count(self, reasoning: ReasoningTokens, delta: ChoiceDelta, events: list[Event]) -> None:
+    def _count(self, reasoning: ReasoningTokens, delta: SequenceDelta, events: list[Event]) -> None:
         reasoning.add(delta.token_ids)
         is_unfinished = delta.finish_reason is not None and self._parser.is_reasoning
         if is_unfinished or any(isinstance(event, ReasoningDelta) for event in events):
@@ -48,7 +48,7 @@ class ChoiceParser:
     def _is_beyond(self, event: Event, max_calls: int) -> bool:
         return isinstance(event, ToolCallStart | ToolCallArguments) and event.index >= max_calls
 
-    def _finish_reason(self, delta: ChoiceDelta) -> FinishReason | None:
+    def _finish_reason(self, delta: SequenceDelta) -> FinishReason | None:
         """A stop string of the client's may have cut a call short."""
         has_stopped_itself = delta.finish_reason is FinishReason.STOP and not isinstance(delta.matched_stop, str)
         has_called = self._parser.has_tool_calls and self._max_calls != 0

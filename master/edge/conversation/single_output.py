@@ -48,7 +48,7 @@ class SingleOutput:
         """Raises ServingError for an output that is a failure."""
         self._usage.add(0, output)
         changes: list[Change] = []
-        for delta in output.choices:
+        for delta in output.deltas:
             read = self._reader.read(delta)
             shown = self._logprobs.content(delta.token_ids, delta.logprobs) if self._logprobs is not None else ()
             changes += self._blocks.add(read.events, shown)

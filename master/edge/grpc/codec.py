@@ -8,7 +8,7 @@ import msgspec
 
 from master.edge.conversation.choice_parser import ChoiceParser, ReadDelta
 from master.errors import invalid
-from master.output import ChoiceDelta, GenerationOutput, Timeline, Usage
+from master.output import GenerationOutput, SequenceDelta, Timeline, Usage
 from master.parsing.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from master.request import RequestOptions
 from protos import inference_pb2 as wire
@@ -93,9 +93,9 @@ def encode_output(
     `readers`, one for each choice, tell content, reasoning and calls apart; without them everything is text.
     """
     if readers:
-        choices = [_encode_read(choice, readers[choice.index].read(choice)) for choice in output.choices]
+        choices = [_encode_read(choice, readers[choice.index].read(choice)) for choice in output.deltas]
     else:
-        choices = [_encode_choice(choice) for choice in output.choices]
+        choices = [_encode_choice(choice) for choice in output.deltas]
     num_reasoning_tokens = sum(reader.num_reasoning_tokens for reader in readers) if output.usage else 0
     return wire.GenerateResponse(
         id=request_id,
@@ -108,7 +108,7 @@ def encode_output(
     )
 
 
-def _encode_choice(choice: ChoiceDelta) -> wire.ChoiceDelta:
+def _encode_choice(choice: SequenceDelta) -> wire.ChoiceDelta:
     return wire.ChoiceDelta(
         index=choice.index,
         text=choice.text,
@@ -119,7 +119,7 @@ def _encode_choice(choice: ChoiceDelta) -> wire.ChoiceDelta:
     )
 
 
-def _encode_read(choice: ChoiceDelta, read: ReadDelta) -> wire.ChoiceDelta:
+def _encode_read(choice: SequenceDelta, read: ReadDelta) -> wire.ChoiceDelta:
     encoded = _encode_choice(replace(choice, text="", finish_reason=read.finish_reason))
     for event in read.events:
         match event:

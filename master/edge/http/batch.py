@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from master.errors import ErrorKind, ServingError
-from master.output import ChoiceDelta, GenerationOutput, Usage
+from master.output import GenerationOutput, SequenceDelta, Usage
 from master.request import GenerationRequest
 from protos.sampling_messages import FinishReason
 
@@ -22,9 +22,9 @@ class Batch:
         try:
             async with aclosing(outputs):
                 async for output in outputs:
-                    num_tokens += sum(len(choice.token_ids) for choice in output.choices)
+                    num_tokens += sum(len(delta.token_ids) for delta in output.deltas)
                     cached_tokens = output.cached_tokens or cached_tokens
-                    unfinished -= {choice.index for choice in output.choices if choice.finish_reason is not None}
+                    unfinished -= {delta.index for delta in output.deltas if delta.finish_reason is not None}
                     yield output
         except ServingError as error:
             if error.kind is not ErrorKind.CANCELLED:
@@ -33,6 +33,8 @@ class Batch:
             if self._num_uncancelled == 0:
                 raise
             yield GenerationOutput(
-                tuple(ChoiceDelta(index, "", (), finish_reason=FinishReason.CANCELLED) for index in sorted(unfinished)),
+                tuple(
+                    SequenceDelta(index, "", (), finish_reason=FinishReason.CANCELLED) for index in sorted(unfinished)
+                ),
                 usage=Usage(len(request.prompt_ids), num_tokens, cached_tokens),
             )

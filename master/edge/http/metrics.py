@@ -54,7 +54,7 @@ class RequestTimer:
 
     def output(self, output: GenerationOutput) -> None:
         now_s = time.perf_counter()
-        num_tokens = sum(len(delta.token_ids) for delta in output.choices)
+        num_tokens = sum(len(delta.token_ids) for delta in output.deltas)
         if self._first_s is None:
             self._first_s = now_s
             self._metrics.ttft.labels(self._endpoint).observe(now_s - self._arrived_s)

@@ -1,6 +1,6 @@
 """All output of one choice, for an answer that is not streamed."""
 
-from master.output import ChoiceDelta
+from master.output import SequenceDelta
 from protos.sampling_messages import FinishReason, TokenLogprobs
 
 
@@ -12,7 +12,7 @@ class CollectedChoice:
         self.finish_reason: FinishReason | None = None
         self.matched_stop: str | int | None = None
 
-    def add(self, delta: ChoiceDelta) -> None:
+    def add(self, delta: SequenceDelta) -> None:
         self._texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs

@@ -31,7 +31,7 @@ class AnswerUsage:
 
     def add(self, prompt: int, output: GenerationOutput) -> None:
         """Raises ServingError for a choice that failed: it must not pass for an answer."""
-        for delta in output.choices:
+        for delta in output.deltas:
             self._streamed_tokens += len(delta.token_ids)
             if delta.finish_reason is None:
                 continue

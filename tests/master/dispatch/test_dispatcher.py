@@ -53,11 +53,11 @@ async def collect(outputs: AsyncGenerator[GenerationOutput, None]) -> list[Gener
 
 
 def text_of(outputs: list[GenerationOutput], index: int = 0) -> str:
-    return "".join(choice.text for output in outputs for choice in output.choices if choice.index == index)
+    return "".join(choice.text for output in outputs for choice in output.deltas if choice.index == index)
 
 
 def ids_of(outputs: list[GenerationOutput], index: int = 0) -> list[int]:
-    return [id_ for output in outputs for choice in output.choices if choice.index == index for id_ in choice.token_ids]
+    return [id_ for output in outputs for choice in output.deltas if choice.index == index for id_ in choice.token_ids]
 
 
 async def test_text_ids_usage_and_end(tokenizer: Tokenizer) -> None:
@@ -73,7 +73,7 @@ async def test_text_ids_usage_and_end(tokenizer: Tokenizer) -> None:
         outputs = await collecting
     assert text_of(outputs) == "The prefill worker 你好🙂"
     assert ids_of(outputs) == ids
-    assert [choice.finish_reason for output in outputs for choice in output.choices][-1] is LENGTH
+    assert [choice.finish_reason for output in outputs for choice in output.deltas][-1] is LENGTH
     assert [output.usage is not None for output in outputs] == [False] * (len(outputs) - 1) + [True]
     usage = outputs[-1].usage
     assert usage is not None
@@ -94,7 +94,7 @@ async def test_a_stop_string_ends_the_text_and_the_work(tokenizer: Tokenizer) ->
         cancel = await mix.hear(Cancel)
     assert cancel.leg == start.leg
     assert text_of(outputs) == "one two"
-    last = outputs[-1].choices[-1]
+    last = outputs[-1].deltas[-1]
     assert (last.finish_reason, last.matched_stop) == (STOP, " thr")
     usage = outputs[-1].usage
     assert usage is not None
@@ -109,7 +109,7 @@ async def test_the_stop_token_counts_but_is_no_text(tokenizer: Tokenizer) -> Non
         collecting = asyncio.create_task(collect(dispatcher_of(fleet, tokenizer).generate(request())))
         mix.emits(await mix.hear(Start), 0, *ids, eos, finish=STOP)
         (output,) = await collecting
-    (choice,) = output.choices
+    (choice,) = output.deltas
     assert (choice.text, choice.matched_stop) == ("one two", eos)
     assert choice.token_ids == (*ids, eos)
 
@@ -120,7 +120,7 @@ async def test_the_last_token_of_a_complete_grammar_is_text(tokenizer: Tokenizer
         collecting = asyncio.create_task(collect(dispatcher_of(fleet, tokenizer).generate(request())))
         mix.emits(await mix.hear(Start), 0, *ids, finish=STOP)
         (output,) = await collecting
-    (choice,) = output.choices
+    (choice,) = output.deltas
     assert (choice.text, choice.matched_stop, choice.finish_reason) == ("one two", None, STOP)
 
 
@@ -135,7 +135,7 @@ async def test_samples_end_each_in_its_own_way(tokenizer: Tokenizer) -> None:
         mix.emits(start, 0, ids[0], finish=LENGTH)
         outputs = await collecting
     assert [text_of(outputs, index) for index in range(2)] == ["one"[: len(text_of(outputs, 0))], "one "]
-    reasons = {choice.index: choice.finish_reason for output in outputs for choice in output.choices}
+    reasons = {choice.index: choice.finish_reason for output in outputs for choice in output.deltas}
     assert reasons == {0: LENGTH, 1: STOP}
 
 

@@ -36,11 +36,10 @@ def test_bursts_give_what_single_ids_give(
     assert summed(burst) == summed(single)
 
 
-def summed(deltas: list[TextDelta]) -> tuple[str, int, tuple[int, ...], str | None]:
+def summed(deltas: list[TextDelta]) -> tuple[str, int, str | None]:
     return (
         "".join(delta.text for delta in deltas),
         sum(delta.num_ids for delta in deltas),
-        tuple(offset for delta in deltas for offset in delta.offsets),
         deltas[-1].matched_stop,
     )
 
@@ -67,7 +66,6 @@ def test_the_stop_ends_at_the_id_that_completes_it(
     delta = TextStream(tokenizer, [], stops=StopStrings(stops), min_tokens=min_tokens).feed(output)
     assert delta.num_ids == (len(output) if completing is None else completing)
     assert (delta.matched_stop is None) == (completing is None)
-    assert delta.offsets == tuple(len(prefix) for prefix in prefixes[: delta.num_ids])
 
 
 def ids_of_bytes(tokenizer: Tokenizer, text: bytes) -> list[int]:
@@ -78,25 +76,23 @@ def ids_of_bytes(tokenizer: Tokenizer, text: bytes) -> list[int]:
 def test_ids_after_the_stop_are_dropped(byte_level: Tokenizer) -> None:
     output = ids_of_bytes(byte_level, b"one.two.three")
     stream = TextStream(byte_level, [], stops=StopStrings(["o."]))
-    assert stream.feed(output[:7]) == TextDelta("one.tw", 7, tuple(range(7)))
-    assert stream.feed(output[7:]) == TextDelta("", 1, (7,), "o.")
-    assert stream.feed(output) == TextDelta("", 0, (), "o.")
-    assert stream.finish() == TextDelta("", 0, (), "o.")
+    assert stream.feed(output[:7]) == TextDelta("one.tw", 7)
+    assert stream.feed(output[7:]) == TextDelta("", 1, "o.")
+    assert stream.feed(output) == TextDelta("", 0, "o.")
+    assert stream.finish() == TextDelta("", 0, "o.")
 
 
 def test_min_tokens_passes_over_stops_completed_by_the_first_tokens(byte_level: Tokenizer) -> None:
     output = ids_of_bytes(byte_level, b"a.b.c.d")
     assert TextStream(byte_level, [], stops=StopStrings(["."]), min_tokens=4).feed(output).num_ids == 6
     assert TextStream(byte_level, [], stops=StopStrings(["."]), min_tokens=3).feed(output).num_ids == 4
-    assert TextStream(byte_level, [], stops=StopStrings([".b."]), min_tokens=3).feed(output) == TextDelta(
-        "a", 4, (0, 1, 2, 3), ".b."
-    )
+    assert TextStream(byte_level, [], stops=StopStrings([".b."]), min_tokens=3).feed(output) == TextDelta("a", 4, ".b.")
 
 
 def test_a_stop_within_a_character_of_many_tokens(byte_level: Tokenizer) -> None:
     output = ids_of_bytes(byte_level, "a🙂b".encode())
     delta = TextStream(byte_level, [], stops=StopStrings(["🙂"]), include_stop=True).feed(output)
-    assert delta == TextDelta("a🙂", 5, (0, 1, 1, 1, 1), "🙂")
+    assert delta == TextDelta("a🙂", 5, "🙂")
 
 
 def test_text_held_back_is_flushed_when_no_stop_follows(byte_level: Tokenizer) -> None:
@@ -104,8 +100,8 @@ def test_text_held_back_is_flushed_when_no_stop_follows(byte_level: Tokenizer) -
     assert stream.feed(ids_of_bytes(byte_level, b"a tail")).text == "a "
     assert stream.finish() == TextDelta("tail", 0)
     cut_short = TextStream(byte_level, [], stops=StopStrings(["\ufffd"]))
-    assert cut_short.feed(ids_of_bytes(byte_level, b"a\xe4")) == TextDelta("a", 2, (0, 1))
-    assert cut_short.finish() == TextDelta("", 0, (), "\ufffd")
+    assert cut_short.feed(ids_of_bytes(byte_level, b"a\xe4")) == TextDelta("a", 2)
+    assert cut_short.finish() == TextDelta("", 0, "\ufffd")
 
 
 @pytest.mark.parametrize("piece", [1, 3, 100])

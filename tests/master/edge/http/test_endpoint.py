@@ -13,7 +13,7 @@ import uvloop
 
 from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
-from master.output import ChoiceDelta, GenerationOutput, Usage
+from master.output import GenerationOutput, SequenceDelta, Usage
 from master.request import GenerationRequest
 from protos.sampling_messages import FinishReason
 from tests.http_client import Connection, each_event, events
@@ -28,7 +28,7 @@ Outputs = AsyncGenerator[GenerationOutput, None]
 def token(
     text: str = "x", finish_reason: FinishReason | None = None, index: int = 0, usage: Usage | None = None
 ) -> GenerationOutput:
-    return GenerationOutput((ChoiceDelta(index, text, (5,), finish_reason=finish_reason),), usage)
+    return GenerationOutput((SequenceDelta(index, text, (5,), finish_reason=finish_reason),), usage)
 
 
 class Paused:

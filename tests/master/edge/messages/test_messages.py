@@ -11,7 +11,7 @@ from anthropic.types import Message, MessageParam, TextBlock, ThinkingBlock, Too
 
 from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
-from master.output import ChoiceDelta, GenerationOutput
+from master.output import GenerationOutput, SequenceDelta
 from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
@@ -338,7 +338,7 @@ async def test_an_error_after_output_is_the_streams_last_event(
     edge: HttpEdge, claude: anthropic.AsyncAnthropic
 ) -> None:
     async def script(request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        yield GenerationOutput((ChoiceDelta(0, "a", (5,)),))
+        yield GenerationOutput((SequenceDelta(0, "a", (5,)),))
         raise ServingError(ErrorKind.UNAVAILABLE, "all workers are gone")
 
     edge.service.script = script
@@ -355,7 +355,7 @@ async def test_an_error_after_output_is_the_streams_last_event(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_generation(edge: HttpEdge, stream: bool) -> None:
     async def script(request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        yield GenerationOutput((ChoiceDelta(0, "a", (5,)),))
+        yield GenerationOutput((SequenceDelta(0, "a", (5,)),))
         await asyncio.Event().wait()
 
     edge.service.script = script

@@ -18,7 +18,7 @@ from openai.types.responses import (
 
 from master.edge.http.config import HttpConfig
 from master.errors import ErrorKind, ServingError
-from master.output import ChoiceDelta, GenerationOutput
+from master.output import GenerationOutput, SequenceDelta
 from master.parsing.formats import ParserChoice
 from master.parsing.hermes import HERMES
 from master.parsing.reasoning import THINK
@@ -303,7 +303,7 @@ async def test_what_cannot_be_served_is_refused_naming_the_field(edge: HttpEdge)
 
 def failing_after(text: str) -> AsyncGenerator[GenerationOutput, None]:
     async def outputs() -> AsyncGenerator[GenerationOutput, None]:
-        yield GenerationOutput((ChoiceDelta(0, text, (5,)),))
+        yield GenerationOutput((SequenceDelta(0, text, (5,)),))
         raise ServingError(ErrorKind.UNAVAILABLE, "all workers are gone")
 
     return outputs()
@@ -333,7 +333,7 @@ async def test_an_error_before_output_is_the_answers_status(edge: HttpEdge) -> N
 
 async def test_outputs_that_break_off_are_an_error(edge: HttpEdge) -> None:
     async def script(request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        yield GenerationOutput((ChoiceDelta(0, "a", (5,)),))
+        yield GenerationOutput((SequenceDelta(0, "a", (5,)),))
 
     edge.service.script = script
     assert (await edge.client.post(PATH, input="hi")).status == 500
@@ -344,7 +344,7 @@ async def test_outputs_that_break_off_are_an_error(edge: HttpEdge) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_generation(edge: HttpEdge, stream: bool) -> None:
     async def script(request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        yield GenerationOutput((ChoiceDelta(0, "a", (5,)),))
+        yield GenerationOutput((SequenceDelta(0, "a", (5,)),))
         await asyncio.Event().wait()
 
     edge.service.script = script

@@ -2,17 +2,17 @@
 
 import pytest
 
-from master.dispatch.leg_tally import ImpossibleUpdate, LegTally
+from master.dispatch.leg_check import ImpossibleUpdate, LegCheck
 from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
 from protos.session_messages import LegUpdate, Stage, Start, TokenDelta
 
 STOP = FinishReason.STOP
 
 
-def tally(stage: Stage = Stage.WHOLE, sequences: tuple[int, ...] = (0, 2)) -> LegTally:
+def check(stage: Stage = Stage.WHOLE, sequences: tuple[int, ...] = (0, 2)) -> LegCheck:
     """Of a leg that begins after two tokens and may give six more."""
     start = Start(1, "req-1", stage, (10, 11, 12), SamplingParams(max_tokens=8), (1, 2), sequences)
-    return LegTally(start, vocab_size=100)
+    return LegCheck(start, vocab_size=100)
 
 
 def said(*deltas: TokenDelta) -> LegUpdate:
@@ -20,7 +20,7 @@ def said(*deltas: TokenDelta) -> LegUpdate:
 
 
 def test_what_engines_say_is_believed() -> None:
-    told = tally()
+    told = check()
     told.add(said(TokenDelta(0, 2, (99,)), TokenDelta(2, 2, (0, 1))))
     told.add(said(TokenDelta(0, 3, (5,), (TokenLogprobs(5, -1.0),)), TokenDelta(2, 4, (), (), STOP)))
     told.add(said(TokenDelta(0, 4, (1, 2, 3, 4), (), FinishReason.LENGTH)))
@@ -42,12 +42,12 @@ def test_what_engines_say_is_believed() -> None:
 )
 def test_impossible_values_are_named(update: LegUpdate, word: str) -> None:
     with pytest.raises(ImpossibleUpdate, match=word):
-        tally().add(update)
+        check().add(update)
 
 
 def test_a_token_that_came_with_the_kv_shows_nothing() -> None:
     for stage, expected in ((Stage.PREFILL, [True, True]), (Stage.DECODE, [False, True]), (Stage.WHOLE, [False, True])):
-        told, shown = tally(stage), []
+        told, shown = check(stage), []
         for position in (2, 3):
             told.add(said(TokenDelta(0, position, (5,))))
             shown.append(told.has_generated)
@@ -55,6 +55,6 @@ def test_a_token_that_came_with_the_kv_shows_nothing() -> None:
 
 
 def test_a_whole_leg_that_ends_with_its_first_token_has_worked() -> None:
-    told = tally(sequences=(0,))
+    told = check(sequences=(0,))
     told.add(said(TokenDelta(0, 2, (5,), (), STOP)))
     assert told.has_generated

@@ -7,7 +7,7 @@ class ImpossibleUpdate(ValueError):
     """The worker said what no engine can have computed. The message says what."""
 
 
-class LegTally:
+class LegCheck:
     """`has_generated`: the worker has shown that its engine works; a token that came with the KV shows nothing."""
 
     def __init__(self, start: Start, vocab_size: int) -> None:
