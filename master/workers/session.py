@@ -10,7 +10,6 @@ While it is open, attempts run on it as legs. When it breaks, each of them is to
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine
 
 from master.routing.views import WorkerView
@@ -44,6 +43,7 @@ from protos.session_messages import (
     ToWorker,
     Welcome,
 )
+from registry.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class WorkerSession:
         self._is_draining = is_draining
         self._legs = SessionLegs(name, self._send, self._outbox.wake)
         self._cache = CacheIndex()
+        self._backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)  # between connections
 
     @property
     def is_open(self) -> bool:
@@ -169,22 +170,20 @@ class WorkerSession:
 
     async def run(self) -> None:
         """Connects again and again until cancelled or retired."""
-        pause_s = MIN_PAUSE_S
         try:
             while self.state is not SessionState.RETIRED:
                 try:
                     await self._connect()
                 except CALL_ENDS as error:
-                    pause_s = self._on_end(error, pause_s)
+                    self._on_end(error)
                 except Exception as error:
                     logger.exception("worker %s: the session failed, trying again", self.name)
-                    pause_s = self._on_end(error, pause_s)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                    self._on_end(error)
+                await asyncio.sleep(self._backoff.next_s())
         finally:
             self._lose("no longer known", Loss.DRAINED)
 
-    def _on_end(self, error: Exception, pause_s: float) -> float:
-        """Returns for how long to wait before the next connection; `pause_s` was the wait before this one."""
+    def _on_end(self, error: Exception) -> None:
         was_open, refusal = self.is_open, refusal_of(error)
         reason = refusal or describe(error)
         # A worker that is away is away in many words; only what a person can mend is worth another line.
@@ -195,7 +194,8 @@ class WorkerSession:
         self._lose(reason, self._loss_by(error))
         if self.state is not SessionState.RETIRED:
             self.state = SessionState.CONNECTING if refusal is None else SessionState.REFUSED
-        return MIN_PAUSE_S if was_open else min(pause_s * 2, MAX_PAUSE_S)
+        if was_open:
+            self._backoff.reset()
 
     async def _connect(self) -> None:
         """Runs one connection; ends only with an error."""
