@@ -30,10 +30,10 @@ def post_routes(service: Service, config: HttpConfig, metrics: HttpMetrics, stor
         messages.PATH: messages.MessagesReader(service, parsers),
     }
     answers: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
-        "/tokenize": Tokenize(service),
+        "/tokenize": Tokenize(service, parsers),
         "/detokenize": Detokenize(service),
         **not_offered(service),
-        count_tokens.PATH: count_tokens.CountTokens(service),
+        count_tokens.PATH: count_tokens.CountTokens(service, parsers),
     }
     posts: dict[str, ASGIApp] = {}
     for path, read in readers.items():

@@ -60,6 +60,11 @@ class ChatRequests:
         readers = tuple(self._reader(parsers, tools, prompt_end) for _ in range(request.n))
         return ChatRequest(request, readers)
 
+    async def prompt_ids(self, conversation: Conversation, tools: ToolUse, num_body_bytes: int) -> list[int]:
+        """The tokens of a conversation, as its answer would be computed from them. Raises ServingError."""
+        calls = self._formats.parsers_for(tools, RequestOptions()).calls
+        return await encode_chat(self._service, conversation, tools.template_tools, num_body_bytes, calls)
+
     def _reader(self, parsers: ParserChoice, tools: ToolUse, prompt_end: str) -> ChoiceParser:
         reasoning = None
         if parsers.reasoning is not None:

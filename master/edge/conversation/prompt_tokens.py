@@ -25,7 +25,7 @@ async def encode_chat(
     conversation: Conversation,
     tools: Tools | None,
     num_body_bytes: int,
-    calls: CallFormat | None = None,
+    calls: CallFormat | None,
     max_tokens: int | None = None,
 ) -> list[int]:
     """Renders the conversation by the model's chat template, which writes special tokens itself, and tokenises it.

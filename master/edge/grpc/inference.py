@@ -86,7 +86,7 @@ class Inference(InferenceServicer):
         async with answering(context):
             card = self._service.resolve_model(request.model or request.chat.options.model or None)
             return wire.TokenizeResponse(
-                token_ids=await tokenize_prompt(self._service, request), max_context=card.max_context
+                token_ids=await tokenize_prompt(self._service, self._chats, request), max_context=card.max_context
             )
 
     async def Detokenize(self, request: wire.DetokenizeRequest, context: Context) -> wire.DetokenizeResponse:

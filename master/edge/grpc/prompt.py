@@ -1,6 +1,7 @@
 """The prompt of a gRPC request as token ids: given, tokenised, or rendered through the chat template."""
 
-from master.edge.conversation.prompt_tokens import check_ids, encode_chat, encode_text
+from master.edge.conversation.chat_request import ChatRequests
+from master.edge.conversation.prompt_tokens import check_ids, encode_text
 from master.edge.grpc.chat import GrpcConversation
 from master.errors import invalid
 from master.service import Service
@@ -22,20 +23,15 @@ async def generate_prompt(service: Service, request: wire.GenerateRequest) -> li
             raise invalid("prompt", "prompt is not set; give text or token_ids")
 
 
-async def chat_prompt(service: Service, request: wire.ChatRequest) -> list[int]:
+async def tokenize_prompt(service: Service, chats: ChatRequests, request: wire.TokenizeRequest) -> list[int]:
     """Raises ServingError naming the field, with the template's own text where the template refuses."""
-    conversation = GrpcConversation(request)
-    tools = await service.text_pool.run(conversation.num_bytes, conversation.tool_use)
-    return await encode_chat(service, conversation, tools.template_tools, conversation.num_bytes)
-
-
-async def tokenize_prompt(service: Service, request: wire.TokenizeRequest) -> list[int]:
-    """Raises ServingError when neither text nor chat is set, and as the others."""
     match request.WhichOneof("input"):
         case "text":
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             return await encode_text(service, "text", request.text, special)
         case "chat":
-            return await chat_prompt(service, request.chat)
+            conversation = GrpcConversation(request.chat)
+            tools = await service.text_pool.run(conversation.num_bytes, conversation.tool_use)
+            return await chats.prompt_ids(conversation, tools, conversation.num_bytes)
         case _:
             raise invalid("input", "input is not set; give text or chat")

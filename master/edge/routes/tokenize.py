@@ -3,10 +3,12 @@
 import msgspec
 
 from master.edge.chat.body import ChatBody
-from master.edge.conversation.prompt_tokens import decode_ids, encode_chat, encode_text
+from master.edge.conversation.chat_request import ChatRequests
+from master.edge.conversation.prompt_tokens import decode_ids, encode_text
 from master.edge.http.json_object import encode
 from master.edge.http.request_body import decode_body
 from master.errors import invalid
+from master.parsing.formats import ParserChoice
 from master.service import ModelCard, Service
 
 
@@ -23,8 +25,9 @@ class DetokenizeBody(msgspec.Struct, frozen=True):
 
 
 class Tokenize:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, parsers: ParserChoice) -> None:
         self._service = service
+        self._requests = ChatRequests(service, parsers)
         self._decoder = msgspec.json.Decoder(TokenizeBody)
 
     async def __call__(self, body_bytes: bytes) -> bytes:
@@ -37,7 +40,7 @@ class Tokenize:
             ids = await encode_text(self._service, "prompt", body.prompt, body.add_special_tokens is not False)
         else:
             tools = await self._service.text_pool.run(len(body_bytes), body.tool_use)
-            ids = await encode_chat(self._service, body, tools.template_tools, len(body_bytes))
+            ids = await self._requests.prompt_ids(body, tools, len(body_bytes))
         return await self._service.text_pool.run(len(ids), self._answer, ids, body, model)
 
     def _answer(self, ids: list[int], body: TokenizeBody, model: ModelCard) -> bytes:

@@ -276,6 +276,8 @@ async def test_a_model_that_was_not_taught_to_call_is_told_how() -> None:
         assert response.list_of("choices")[0]["message"]["tool_calls"][0]["function"]["name"] == "add"
         prompt = service.tokenizer.decode(service.requests[-1].prompt_ids, skip_special_tokens=False)
         assert prompt.startswith("[system]") and "<tool_call>" in prompt and '"Adds."' in prompt
+        tokenized = await edge.client.post("/tokenize", messages=HI, tools=[ADD], tool_choice="required")
+        assert tokenized.json()["tokens"] == list(service.requests[-1].prompt_ids)
         assert "<tool_call>" in lark(edge)
         await edge.client.post(PATH, messages=HI, tools=[ADD])
         assert service.requests[-1].sampling.grammar is None
