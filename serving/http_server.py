@@ -114,12 +114,12 @@ class HttpServer:
 
     async def stop(self, deadline_s: float | None) -> None:
         """Returns within the deadline and a little more, with nothing left running. May be called again."""
-        if self._serving is not None:
+        if (serving := self._serving) is not None:
             self._server.should_exit = True
-            await asyncio.wait({self._serving}, timeout=deadline_s)
-            if not self._serving.done():
+            await asyncio.wait({serving}, timeout=deadline_s)
+            if not serving.done():
                 await self._drop_connections()
-            serving, self._serving = self._serving, None
+            self._serving = None
             await serving
         if self._listener is not None:
             self._listener.close()

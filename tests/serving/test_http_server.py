@@ -107,9 +107,22 @@ async def stop_while_a_stream_runs() -> None:
                     break
         assert not stopping.done()
         script.resume.set()
-        assert [json.loads(event)["choices"][0]["delta"] for event in [await anext(stream)]] == [{"content": "b"}]
-        assert [event async for event in stream] == ["[DONE]"]
+        *events, done = [event async for event in stream]
+        assert [json.loads(event)["choices"][0]["delta"] for event in events] == [{"content": "b"}, {}]
+        assert done == "[DONE]"
         await asyncio.wait_for(stopping, TIMEOUT_S)
+
+
+async def test_two_may_stop_it_at_once() -> None:
+    service, script = HttpService(), Slow()
+    service.script = script
+    async with serving(service) as edge:
+        stream = each_event(await edge.client.start_post(CHAT, messages=HI, stream=True))
+        await anext(stream)
+        stopping = [asyncio.create_task(edge.server.stop(deadline_s=TIMEOUT_S)) for _ in range(2)]
+        script.resume.set()
+        assert [event async for event in stream][-1] == "[DONE]"
+        await asyncio.gather(*stopping)
 
 
 @LOOPS
