@@ -101,7 +101,7 @@ class Process:
 
     @property
     def incarnations(self) -> list[int]:
-        """As registered in this life, one after the other."""
+        """Those that were registered in this life, one after the other."""
         return [int(number) for number in re.findall(r"registered as incarnation (\d+)", self.life_log)]
 
     def signal(self, number: signal.Signals) -> None:

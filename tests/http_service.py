@@ -1,38 +1,24 @@
-"""A master behind the HTTP edge whose generations follow a script: real tokenizer, template, validation and server."""
+"""A master behind the HTTP edge whose generations follow a script, and its real server."""
 
 import asyncio
-import itertools
-import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import openai
 from prometheus_client import CollectorRegistry
-from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from master.edge.app import create_app
 from master.edge.http.config import HttpConfig
-from master.errors import ErrorKind, ServingError
-from master.grammar.check import GrammarCheck
 from master.output import GenerationOutput, SequenceDelta, Timeline, Usage
-from master.request import GenerationRequest, RequestOptions
-from master.service import InstanceView, ModelCard
-from master.text.chat_template import ChatTemplate
+from master.request import GenerationRequest
+from master.service import ModelCard
 from master.text.detokenizer import IncrementalDetokenizer
-from master.text.text_pool import TextPool
-from master.text.tokenizer import Tokenizer, load_tokenizer
-from master.text.user_markers import UserMarkers
-from master.validation import Limits, build_generation_request
-from protos.sampling_messages import FinishReason, Grammar, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
 from serving.http_server import HttpServer
 from serving.keys import Keys
 from tests.http_client import Client
+from tests.small_master import Language, SmallMaster
 
 MODEL = "demo/model"
 MAX_CONTEXT = 2000
@@ -49,30 +35,14 @@ TEMPLATE = (
 Script = Callable[[GenerationRequest], AsyncGenerator[GenerationOutput, None]]
 
 
-@cache
-def texts(adds_bos: bool) -> tuple[Tokenizer, ChatTemplate]:
-    """Loaded from a folder laid out as a model's."""
-    library = LibraryTokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[BOS, EOS],
-        show_progress=False,
-    )
-    library.train_from_iterator(["the quick brown fox jumps over the lazy dog", "hello world"], trainer)
-    if adds_bos:
-        library.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        library.save(str(folder / "tokenizer.json"))
-        config = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return load_tokenizer(folder), ChatTemplate.load(folder)
+CARDS = tuple(ModelCard(name, MAX_CONTEXT, 1_700_000_000) for name in (MODEL, "alias"))
 
 
-class HttpService:
+def language(adds_bos: bool) -> Language:
+    return Language(("the quick brown fox jumps over the lazy dog", "hello world"), BOS, EOS, TEMPLATE, adds_bos)
+
+
+class HttpService(SmallMaster):
     """Answers every request with REPLY, a token an output, unless `script` says otherwise.
 
     `num_open` counts generations that run, and `opened` can be acquired once for each that began; `all_closed` is
@@ -80,46 +50,11 @@ class HttpService:
     """
 
     def __init__(self, adds_bos: bool = False) -> None:
-        self.tokenizer, self.chat_template = texts(adds_bos)
-        self.text_pool = TextPool()
-        self.user_markers: UserMarkers | None = UserMarkers(self.tokenizer.marker_ids)
-        self.grammar_check = GrammarCheck()
+        super().__init__(language(adds_bos), CARDS, "r")
         self.script: Script = self.response
-        self.requests: list[GenerationRequest] = []
-        self.reason: str | None = None
         self.num_open = 0
         self.opened = asyncio.Semaphore(0)
         self.all_closed = asyncio.Event()
-        self.running_ids: set[str] = set()
-        self.cancelled: list[str] = []
-        self.cancellers: list[str] = []
-        self.drained: list[str] = []
-        self._numbers = itertools.count(1)
-
-    def models(self) -> Sequence[ModelCard]:
-        return [ModelCard(MODEL, MAX_CONTEXT, 1_700_000_000), ModelCard("alias", MAX_CONTEXT, 1_700_000_000)]
-
-    def resolve_model(self, name: str | None) -> ModelCard:
-        for card in self.models():
-            if name in (None, card.id):
-                return card
-        raise ServingError(ErrorKind.NOT_FOUND, f"model {name!r} is not served", field="model", code="model_not_found")
-
-    async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
-        return build_generation_request(
-            prompt_ids,
-            options,
-            model=self.resolve_model(options.model),
-            vocab_size=self.tokenizer.vocab_size,
-            eos_token_ids=self.tokenizer.eos_ids,
-            limits=Limits(MAX_CONTEXT),
-            encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
-            new_id=lambda: f"r{next(self._numbers)}",
-            now=time.monotonic,
-        )
-
-    async def check_grammar(self, field: str, grammar: Grammar) -> None:
-        await self.grammar_check.check(field, grammar)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)
@@ -165,31 +100,14 @@ class HttpService:
                 cached_tokens=3,
             )
 
-    def _logprobs(self, token_id: int, sample: int) -> TokenLogprobs:
-        """The later the sample, the likelier."""
-        logprob = -1 / (sample + 1)
+    def _logprobs(self, token_id: int, index: int) -> TokenLogprobs:
+        """The later the choice, the likelier."""
+        logprob = -1 / (index + 1)
         return TokenLogprobs(token_id, logprob, 1, ((token_id, logprob), (10, -3.0)))
 
     @property
     def num_in_flight(self) -> int:
         return self.num_open
-
-    def not_ready_reason(self) -> str | None:
-        return self.reason
-
-    def instances(self) -> Sequence[InstanceView]:
-        return []
-
-    async def cancel(self, request_id: str, client: str = "") -> None:
-        self.cancellers.append(client)
-        if request_id not in self.running_ids:
-            raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
-        self.cancelled.append(request_id)
-
-    async def drain_instance(self, name: str) -> None:
-        if name != "decode-0":
-            raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known", field="instance")
-        self.drained.append(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +118,11 @@ class HttpEdge:
     server: HttpServer
     client: Client
     registry: CollectorRegistry
+
+    @property
+    def prompt(self) -> str:
+        """What the latest request asks the model to go on from, with its special tokens."""
+        return self.service.tokenizer.decode(self.service.requests[-1].prompt_ids, skip_special_tokens=False)
 
 
 @asynccontextmanager

@@ -1,37 +1,21 @@
-"""A small master behind the edges: real tokenizer, template and validation; generation answers with the prompt."""
+"""A master behind the gRPC edge that answers with the prompt, and its real server."""
 
 import asyncio
-import itertools
-import json
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from master.edge.grpc.server import client_server
-from master.errors import ErrorKind, ServingError
-from master.grammar.check import GrammarCheck
 from master.output import GenerationOutput, SequenceDelta, Timeline, Usage
-from master.request import GenerationRequest, RequestOptions
+from master.request import GenerationRequest
 from master.service import InstanceView, ModelCard
-from master.text.chat_template import ChatTemplate
-from master.text.text_pool import TextPool
-from master.text.tokenizer import Tokenizer, load_tokenizer
-from master.text.user_markers import UserMarkers
-from master.validation import Limits, build_generation_request
-from protos.sampling_messages import FinishReason, Grammar, TokenLogprobs
+from protos.sampling_messages import FinishReason, TokenLogprobs
 from protos.session_messages import LoadReport, Role, TransferCounters
 from serving.grpc_server import GrpcServer
 from serving.keys import Keys
 from serving.server_tls import ServerTls
+from tests.small_master import Language, SmallMaster
 
-CORPUS = ("the quick brown fox jumps over the lazy dog", "hello world, how are you today?", "you are a helpful fox")
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'critic' %}{{ raise_exception('critics are not welcome') }}{% endif %}"
@@ -39,7 +23,13 @@ TEMPLATE = (
     "{% if tools %}[{{ tools | length }} tools]{% endif %}{{ suffix }}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+CORPUS = ("the quick brown fox jumps over the lazy dog", "hello world, how are you today?", "you are a helpful fox")
+LANGUAGE = Language(CORPUS, "<|begin|>", "<|end|>", TEMPLATE, adds_bos=True)
 MAX_CONTEXT = 100_000
+CARDS = (
+    ModelCard("tiny", MAX_CONTEXT, 1_700_000_000),
+    ModelCard("alias", MAX_CONTEXT, 1_700_000_000, "someone"),
+)
 INSTANCE = InstanceView(
     name="prefill-0",
     role=Role.PREFILL,
@@ -66,31 +56,7 @@ INSTANCE = InstanceView(
 )
 
 
-@cache
-def trained_texts() -> tuple[Tokenizer, ChatTemplate]:
-    """Both loaded from a folder laid out as a model's."""
-    library = LibraryTokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=300,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            special_tokens=["<|begin|>", "<|end|>"],
-            show_progress=False,
-        ),
-    )
-    library.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        library.save(str(folder / "tokenizer.json"))
-        config = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": TEMPLATE}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return load_tokenizer(folder), ChatTemplate.load(folder)
-
-
-class ScriptedService:
+class ScriptedService(SmallMaster):
     """Answers with the prompt's own tokens, one an output.
 
     `refusals` are raised one a request, before any output. While `resume` is clear a request stops after its first
@@ -98,55 +64,16 @@ class ScriptedService:
     """
 
     def __init__(self) -> None:
-        self.tokenizer, self.chat_template = trained_texts()
-        self.text_pool = TextPool()
-        self.user_markers: UserMarkers | None = UserMarkers(self.tokenizer.marker_ids)
-        self.grammar_check = GrammarCheck()
-        self.requests: list[GenerationRequest] = []
-        self.options: list[RequestOptions] = []
+        super().__init__(LANGUAGE, CARDS, "request-")
         self.refusals: deque[Exception] = deque()
         self.failure_after_output: Exception | None = None
-        self.reason: str | None = None
-        self.views: list[InstanceView] = [INSTANCE]
+        self.views = [INSTANCE]
         self.times_listed = 0
         self.listed_twice = asyncio.Event()
         self.resume = asyncio.Event()
         self.resume.set()
         self.paused = asyncio.Event()
         self.closed = asyncio.Event()
-        self.running_ids: set[str] = set()
-        self.cancelled: list[str] = []
-        self.drained: list[str] = []
-        self._numbers = itertools.count(1)
-
-    def models(self) -> Sequence[ModelCard]:
-        return [
-            ModelCard("tiny", MAX_CONTEXT, 1_700_000_000),
-            ModelCard("alias", MAX_CONTEXT, 1_700_000_000, "someone"),
-        ]
-
-    def resolve_model(self, name: str | None) -> ModelCard:
-        for card in self.models():
-            if name in (None, card.id):
-                return card
-        raise ServingError(ErrorKind.NOT_FOUND, f"model {name!r} is not served", code="model_not_found")
-
-    async def build_request(self, prompt_ids: Sequence[int], options: RequestOptions) -> GenerationRequest:
-        self.options.append(options)
-        return build_generation_request(
-            prompt_ids,
-            options,
-            model=self.resolve_model(options.model),
-            vocab_size=self.tokenizer.vocab_size,
-            eos_token_ids=self.tokenizer.eos_ids,
-            limits=Limits(MAX_CONTEXT),
-            encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False),
-            new_id=lambda: f"request-{next(self._numbers)}",
-            now=time.monotonic,
-        )
-
-    async def check_grammar(self, field: str, grammar: Grammar) -> None:
-        await self.grammar_check.check(field, grammar)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)
@@ -190,24 +117,11 @@ class ScriptedService:
     def num_in_flight(self) -> int:
         return len(self.running_ids)
 
-    def not_ready_reason(self) -> str | None:
-        return self.reason
-
     def instances(self) -> Sequence[InstanceView]:
         self.times_listed += 1
         if self.times_listed >= 2:
             self.listed_twice.set()
-        return self.views
-
-    async def cancel(self, request_id: str, client: str = "") -> None:
-        if request_id not in self.running_ids:
-            raise ServingError(ErrorKind.NOT_FOUND, f"no request {request_id!r} is running here", field="id")
-        self.cancelled.append(request_id)
-
-    async def drain_instance(self, name: str) -> None:
-        if name != "decode-0":
-            raise ServingError(ErrorKind.NOT_FOUND, f"instance {name!r} is not known", field="instance")
-        self.drained.append(name)
+        return super().instances()
 
 
 def _prompt_logprobs(request: GenerationRequest) -> tuple[TokenLogprobs, ...]:

@@ -155,7 +155,7 @@ class ScriptedWorker(WorkerServicer):
         return message
 
     async def hear_another_start(self) -> Start:
-        """The next attempt, whatever else is said before it."""
+        """The next leg, whatever else is said before it."""
         while True:
             message: object = await self.hear(object)
             if isinstance(message, Start):
@@ -165,8 +165,6 @@ class ScriptedWorker(WorkerServicer):
     def has_heard(self) -> bool:
         """Whether something is there for `hear`."""
         return bool(self._received)
-
-    # --- what a worker says of an attempt
 
     def update(self, start: Start, **what: object) -> None:
         self.say(Step((LegUpdate(start.leg, **what),)))  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ class Streams:
         return sum(completion is not None for completion in self._completions)
 
     def completions(self) -> list[Completion]:
-        """Of all requests, none of which may have failed; what streamed is what came in all."""
+        """What all requests gave, none of which may have failed; what streamed is what came in all."""
         self.__exit__()
         assert not self.errors, self.errors
         completions = [completion for completion in self._completions if completion is not None]

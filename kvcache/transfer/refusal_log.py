@@ -1,4 +1,4 @@
-"""Warnings about connections that were turned away. Strangers must not be able to fill a disk with them."""
+"""Warnings about connections that were turned away. Nobody out there may fill a disk with them."""
 
 import logging
 import threading

@@ -76,7 +76,7 @@ class Sender:
                 self._serve()
             else:
                 self._counters.add_connection(ConnectionOutcome.REFUSED)
-                self._say_farewell(Refusal.of_ended(end).frame(FrameType.REFUSE))
+                self._end_with(Refusal.of_ended(end).frame(FrameType.REFUSE))
         except TransferError as error:
             self._counters.add_connection(ConnectionOutcome.LOST)
             logger.info("leg %d: puller lost: %s", self.leg, error)
@@ -103,7 +103,7 @@ class Sender:
         while True:
             state = self._export.state()
             if state.end is not None:
-                self._say_farewell(Refusal.of_ended(state.end).frame(FrameType.ABORT))
+                self._end_with(Refusal.of_ended(state.end).frame(FrameType.ABORT))
                 return
             has_sent = self._send_next(state, transport.name, blocks)
             events = poller.poll(0 if has_sent else self._limits.ping_interval_s * 1000)
@@ -164,13 +164,13 @@ class Sender:
         if not self._has_sent_record or num_acknowledged != self._num_sent:
             raise FrameError(f"ACK of {num_acknowledged} blocks, {self._num_sent} were sent")
         if self._export.acknowledge(num_acknowledged):
-            self._say_farewell(Frame(FrameType.RELEASED))
+            self._end_with(Frame(FrameType.RELEASED))
             return True
         # The lease is over but the lease clock has not said so yet.
         self._export.expire(time.monotonic())
         return False
 
-    def _say_farewell(self, frame: Frame) -> None:
+    def _end_with(self, frame: Frame) -> None:
         self._send(frame)
         self._channel.finish(self._limits.handshake_s)
 

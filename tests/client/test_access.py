@@ -31,7 +31,7 @@ def service() -> ScriptedService:
 
 @pytest.fixture
 async def address(service: ScriptedService) -> AsyncIterator[str]:
-    """Of a master with the API keys `secret` and `other`."""
+    """Where a master listens that knows the API keys `secret` and `other`."""
     async with serving(service, keys=Keys(["secret", "other"])) as server:
         yield str(server.address)
 

@@ -133,7 +133,7 @@ def _check_afterwards(scene: Scene, fault: Fault) -> None:
 
 
 def worker_names(roles: Roles) -> list[str]:
-    """As `Cluster` names them."""
+    """What `Cluster` calls them."""
     return [f"{role.lower()}-{roles[:place].count(role)}" for place, role in enumerate(roles)]
 
 

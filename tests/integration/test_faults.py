@@ -215,7 +215,7 @@ def etcd() -> Iterator[EtcdProcess]:
 
 @pytest.fixture(scope="module")
 def growing(tiny_llama: Path, etcd: EtcdProcess) -> Iterator[Cluster]:
-    """Of a real etcd; no worker is started yet. Roles are strict, and a request that finds no route is told at once."""
+    """It has a real etcd, and no worker yet. Roles are strict, and a request that finds no route is told at once."""
     roles = ["PREFILL", "DECODE", "MIX"]
     with Cluster(
         tiny_llama,

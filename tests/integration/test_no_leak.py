@@ -69,10 +69,10 @@ def plan(chance: random.Random) -> Plan:
 
 
 class Ends:
-    """How the samples of a request ended, and what it gave."""
+    """How the sequences of a request ended, and what it gave."""
 
     def __init__(self) -> None:
-        self.reasons: Counter[int] = Counter()  # by sample
+        self.reasons: Counter[int] = Counter()  # by sequence
         self.num_outputs = 0
         self.completion_tokens: int | None = None
 

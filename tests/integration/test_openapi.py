@@ -33,7 +33,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Of an edge that runs on a thread of its own, while tests block."""
+    """Where an edge listens that runs on a thread of its own, while tests block."""
     started: Future[str] = Future()
     loop = asyncio.new_event_loop()
     ending = asyncio.Event()

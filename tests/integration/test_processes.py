@@ -104,7 +104,7 @@ def assert_serves_through_a_transfer(address: str) -> None:
 
 @pytest.mark.parametrize("order", ["etcd first", "etcd last"])
 def test_the_documented_commands_start_in_any_order(tiny_llama: Path, tmp_path: Path, order: str) -> None:
-    """As they are in the README and in xLLM's documentation, but for the ports; with every switch off for once."""
+    """The README has them, and xLLM's documentation, but for the ports; for once every switch is off."""
     etcd = EtcdProcess()
     addr = etcd.address
     http, rpc = free_port(), free_port()

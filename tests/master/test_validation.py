@@ -270,7 +270,7 @@ def test_a_prompt_must_leave_room_for_a_token(limits: Limits, num_prompt: int) -
 
 @pytest.mark.parametrize(("limits", "limit"), [(Limits(60), 60), (Limits(1000), CONTEXT), (Limits(1000, 40), 40)])
 def test_prompt_and_max_tokens_must_fit_together(limits: Limits, limit: int) -> None:
-    """Of the model's context, the configured one and the largest KV pool the smallest counts."""
+    """The smallest counts: the model's context, the configured one or the largest KV pool."""
     prompt = (1,) * 10
     assert build(asking(max_tokens=limit - 10), prompt, limits).sampling.max_tokens == limit - 10
     assert build(RequestOptions(), prompt, limits).sampling.max_tokens == limit - 10

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -23,17 +22,12 @@ from registry.etcd.config import EtcdConfig
 from registry.instance import InstanceRecord
 from registry.registration import Registration
 from registry.watcher import Change, PrefixWatcher
+from tests.cluster import free_port
 
 LIMIT_S = 20.0
 
 NextChange = Callable[[PrefixWatcher], Awaitable[Change]]
 UntilAnswered = Callable[[Callable[[], Awaitable[object]]], Awaitable[None]]
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
 
 
 class Etcd(Protocol):

@@ -70,7 +70,7 @@ async def test_what_another_thread_delivers_wakes_the_taker() -> None:
     thread.join()
 
 
-async def test_updates_keep_the_order_of_attempts_and_positions() -> None:
+async def test_updates_keep_the_order_of_legs_and_positions() -> None:
     link = MasterLink("m")
     for position in range(3):
         link.deliver([token(1, position), token(2, position)], None)

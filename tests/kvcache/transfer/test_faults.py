@@ -180,7 +180,7 @@ class TestLostConnection:
         assert releases.get(timeout=WAIT_S) is ReleaseReason.ACKNOWLEDGED
         assert releases.empty()
 
-    def test_attempts_are_bounded(self, make_memory: MakeMemory, make_server: MakeServer, proxy: Proxy) -> None:
+    def test_connections_are_bounded(self, make_memory: MakeMemory, make_server: MakeServer, proxy: Proxy) -> None:
         server = make_server(make_memory())
         export = server.open(1, Releases().put)
         address = proxy(export.handle.address, lambda _connection, _offset, _data: None)

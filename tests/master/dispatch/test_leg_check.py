@@ -10,7 +10,7 @@ STOP = FinishReason.STOP
 
 
 def check(stage: Stage = Stage.WHOLE, sequences: tuple[int, ...] = (0, 2)) -> LegCheck:
-    """Of a leg that begins after two tokens and may give six more."""
+    """The leg begins after two tokens and may give six more."""
     start = Start(1, "req-1", stage, (10, 11, 12), SamplingParams(max_tokens=8), (1, 2), sequences)
     return LegCheck(start, vocab_size=100)
 

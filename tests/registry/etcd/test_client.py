@@ -17,6 +17,7 @@ from registry.errors import Compacted, LeaseLost, RegistryDenied, RegistryUnavai
 from registry.etcd import wire
 from registry.etcd.client import EtcdClient
 from registry.etcd.watch_stream import Delete, Put, WatchEvent, WatchStream
+from tests.tls_files import make_certificate
 
 if TYPE_CHECKING:
     from tests.registry.conftest import Etcd, Link, RealServer, UntilAnswered
@@ -263,18 +264,6 @@ async def test_a_user_may_be_given_before_users_are_enabled(
     await client.put("/a", b"2")
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, which is its own CA."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the program openssl is not installed")
-    certificate, key = folder / "server.pem", folder / "server.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=etcd", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    command += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, timeout=20, stderr=subprocess.DEVNULL)
-    return certificate, key
-
-
 async def test_tls_is_checked_against_the_ca(
     tmp_path: Path,
     make_real_etcd: Callable[..., RealServer],
@@ -282,7 +271,7 @@ async def test_tls_is_checked_against_the_ca(
     until_answered: UntilAnswered,
     dead_address: str,
 ) -> None:
-    certificate, key = make_certificate(tmp_path)
+    key, certificate = make_certificate(tmp_path, "server")
     server = make_real_etcd(flags=["--cert-file", str(certificate), "--key-file", str(key)], scheme="https")
     await server.start()
     try:

@@ -194,7 +194,7 @@ async def test_a_timeline_comes_with_the_end_when_asked(edge: HttpEdge) -> None:
 async def prompt_of(edge: HttpEdge, **body: object) -> str:
     response = await edge.client.post(PATH, **body)
     assert response.status == 200, response.text
-    return edge.service.tokenizer.decode(edge.service.requests[-1].prompt_ids, skip_special_tokens=False)
+    return edge.prompt
 
 
 async def test_messages_go_through_the_template(edge: HttpEdge) -> None:

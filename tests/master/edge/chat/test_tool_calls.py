@@ -36,7 +36,7 @@ THOUGHT = "<think>\nCarry the one.\n</think>\n\n"
 
 @pytest.fixture
 async def edge() -> AsyncIterator[HttpEdge]:
-    """Of a model that thinks, and calls as Hermes does."""
+    """The model thinks, and calls as Hermes does."""
     async with serving(HttpService(), HttpConfig(parsers=ParserChoice(HERMES, THINK))) as running:
         yield running
 

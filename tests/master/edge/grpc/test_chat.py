@@ -1,5 +1,3 @@
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
 
@@ -7,27 +5,11 @@ from master.text.text_pool import MAX_IN_LOOP
 from protos import inference_pb2 as wire
 from protos.inference_pb2_grpc import InferenceStub
 from tests.grpc_calls import all_of, failure_of, metadata_of
-from tests.scripted_service import MAX_CONTEXT, ScriptedService, serving
+from tests.scripted_service import MAX_CONTEXT, ScriptedService
 
 TIMEOUT_S = 30.0
 TOOLS = """[{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}},
             {"type": "function", "function": {"name": "sub"}}]"""
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-async def channel(service: ScriptedService) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(service) as server, grpc.aio.insecure_channel(str(server.address)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def inference(channel: grpc.aio.Channel) -> InferenceStub:
-    return InferenceStub(channel)
 
 
 def chat(*contents: str, **fields: object) -> wire.ChatRequest:

@@ -1,24 +1,10 @@
-from collections.abc import AsyncIterator
-
 import grpc
-import pytest
 
 from protos import cluster_pb2, session_pb2
 from protos.cluster_pb2_grpc import ClusterStub
-from tests.scripted_service import ScriptedService, serving
+from tests.scripted_service import ScriptedService
 
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-async def channel(service: ScriptedService) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(service) as server, grpc.aio.insecure_channel(str(server.address)) as opened:
-        yield opened
 
 
 async def test_instances_are_listed_with_load_and_readiness(

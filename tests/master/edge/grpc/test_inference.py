@@ -1,6 +1,5 @@
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import grpc
 import msgspec
@@ -13,25 +12,9 @@ from protos.inference_pb2_grpc import InferenceStub
 from protos.sampling_messages import Grammar, GrammarKind
 from tests.grpc_calls import all_of, failure_of
 from tests.sampling_values import one_of_each
-from tests.scripted_service import ScriptedService, serving
+from tests.scripted_service import ScriptedService
 
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-async def channel(service: ScriptedService) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(service) as server, grpc.aio.insecure_channel(str(server.address)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def inference(channel: grpc.aio.Channel) -> InferenceStub:
-    return InferenceStub(channel)
 
 
 async def test_a_text_prompt_is_tokenised_and_answered(inference: InferenceStub, service: ScriptedService) -> None:

@@ -1,7 +1,6 @@
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -22,17 +21,6 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-async def channel(service: ScriptedService) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(service) as server, grpc.aio.insecure_channel(str(server.address)) as opened:
-        yield opened
 
 
 async def test_a_port_that_is_taken_is_refused_with_the_reason(service: ScriptedService) -> None:

@@ -1,5 +1,3 @@
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
 
@@ -8,25 +6,9 @@ from protos import inference_pb2 as wire
 from protos import sampling_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from tests.grpc_calls import failure_of, metadata_of
-from tests.scripted_service import ScriptedService, serving
+from tests.scripted_service import ScriptedService
 
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-async def channel(service: ScriptedService) -> AsyncIterator[grpc.aio.Channel]:
-    async with serving(service) as server, grpc.aio.insecure_channel(str(server.address)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def inference(channel: grpc.aio.Channel) -> InferenceStub:
-    return InferenceStub(channel)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def service() -> HttpService:
 
 @pytest.fixture
 async def client(service: HttpService) -> AsyncIterator[AsyncClient]:
-    """Of a model that thinks, and calls as Hermes does."""
+    """The model thinks, and calls as Hermes does."""
     server = client_server(service, "127.0.0.1", 0, parsers=ParserChoice(HERMES, THINK))
     await server.start()
     try:

@@ -31,13 +31,9 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 @pytest.fixture
 async def edge() -> AsyncIterator[HttpEdge]:
-    """Of a model that thinks, and calls as Hermes does."""
+    """The model thinks, and calls as Hermes does."""
     async with serving(HttpService(), HttpConfig(parsers=ParserChoice(HERMES, THINK))) as running:
         yield running
-
-
-def prompt_of(edge: HttpEdge) -> str:
-    return edge.service.tokenizer.decode(edge.service.requests[-1].prompt_ids, skip_special_tokens=False)
 
 
 def error_of(response: Response) -> tuple[str, str]:
@@ -176,7 +172,7 @@ async def test_blocks_become_messages(edge: HttpEdge, claude: anthropic.AsyncAnt
     await claude.messages.create(
         model=MODEL, max_tokens=9, messages=messages, system=[{"type": "text", "text": "be kind"}]
     )
-    assert prompt_of(edge) == "<s>[system]be kind\n[user]a\nb\n[assistant]c\n[tool]3\n[tool]4\n[user]d\n[assistant]"
+    assert edge.prompt == "<s>[system]be kind\n[user]a\nb\n[assistant]c\n[tool]3\n[tool]4\n[user]d\n[assistant]"
 
 
 async def test_a_last_message_of_the_assistants_is_gone_on_with(
@@ -184,7 +180,7 @@ async def test_a_last_message_of_the_assistants_is_gone_on_with(
 ) -> None:
     begun: list[MessageParam] = [*HI, {"role": "assistant", "content": "Well"}]
     await claude.messages.create(model=MODEL, max_tokens=9, messages=begun, system="be kind")
-    assert prompt_of(edge) == "<s>[system]be kind\n[user]hi\n[assistant]Well"
+    assert edge.prompt == "<s>[system]be kind\n[user]hi\n[assistant]Well"
 
 
 async def test_an_answer_can_be_sent_back_as_it_came(edge: HttpEdge, claude: anthropic.AsyncAnthropic) -> None:
@@ -195,7 +191,7 @@ async def test_an_answer_can_be_sent_back_as_it_came(edge: HttpEdge, claude: ant
     result: MessageParam = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id}]}
     again: list[MessageParam] = [*HI, {"role": "assistant", "content": first.content}, result]
     await claude.messages.create(model=MODEL, max_tokens=200, messages=again, tools=[ADD])
-    assert prompt_of(edge).startswith("<s>[user]hi\n[assistant]\n[tool]\n")
+    assert edge.prompt.startswith("<s>[user]hi\n[assistant]\n[tool]\n")
 
 
 async def test_the_options_reach_the_request(edge: HttpEdge) -> None:
@@ -240,7 +236,7 @@ async def test_tool_choice_is_read_as_anthropic_has_it(edge: HttpEdge) -> None:
     answer = (await ask(type="none")).json()
     content = answer["content"]
     assert isinstance(content, list) and content[0]["type"] == "text" and answer["stop_reason"] == "end_turn"
-    assert "add" not in prompt_of(edge)
+    assert "add" not in edge.prompt
 
 
 async def test_tokens_are_counted_as_they_would_be_computed(edge: HttpEdge, claude: anthropic.AsyncAnthropic) -> None:

@@ -49,13 +49,9 @@ TEXT_EVENTS = [
 
 @pytest.fixture
 async def edge() -> AsyncIterator[HttpEdge]:
-    """Of a model that thinks, and calls as Hermes does."""
+    """The model thinks, and calls as Hermes does."""
     async with serving(HttpService(), HttpConfig(parsers=ParserChoice(HERMES, THINK))) as running:
         yield running
-
-
-def prompt_of(edge: HttpEdge) -> str:
-    return edge.service.tokenizer.decode(edge.service.requests[-1].prompt_ids, skip_special_tokens=False)
 
 
 def without_repeats(names: list[str]) -> list[str]:
@@ -200,7 +196,7 @@ async def test_items_become_messages(edge: HttpEdge, official: openai.AsyncOpenA
         {"role": "user", "content": "d"},
     ]
     await official.responses.create(model=MODEL, input=items, instructions="be brief")
-    assert prompt_of(edge) == (
+    assert edge.prompt == (
         "<s>[system]be brief\n\nbe kind\n[user]a\nb\n[assistant]c\n[tool]3\n[tool]4\n[user]d\n[assistant]"
     )
 
@@ -213,7 +209,7 @@ async def test_an_answer_can_be_sent_back_as_it_came(edge: HttpEdge, official: o
     result = {"type": "function_call_output", "call_id": output[1]["call_id"], "output": "2"}
     second = await edge.client.post(PATH, input=[{"role": "user", "content": "hi"}, *output, result], tools=[ADD])
     assert second.status == 200, second.text
-    assert prompt_of(edge).startswith("<s>[user]hi\n[assistant]\n[tool]2\n")
+    assert edge.prompt.startswith("<s>[user]hi\n[assistant]\n[tool]2\n")
 
 
 async def test_the_options_reach_the_request(edge: HttpEdge) -> None:

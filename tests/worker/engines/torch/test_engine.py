@@ -371,7 +371,7 @@ def test_load_says_what_is_going_on(tiny_llama: Path) -> None:
         assert node.engine.stats.num_prefill_tokens == 40
 
 
-def test_attempts_of_two_masters_with_one_number_are_two(llama: Node) -> None:
+def test_legs_of_two_masters_with_one_number_are_two(llama: Node) -> None:
     other = Master()
     llama.legs.attach(other)
     start = llama.start(prompt(30, 29))

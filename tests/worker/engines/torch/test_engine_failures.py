@@ -221,7 +221,7 @@ def test_not_pulled_in_time(decode: Node) -> None:
         decode.quiesce()
 
 
-def test_a_master_that_leaves_takes_its_attempts_along(tiny_llama: Path) -> None:
+def test_a_master_that_leaves_takes_its_legs_along(tiny_llama: Path) -> None:
     with Node(tiny_llama, max_num_seqs=2) as node, ForeignPrefill(node) as foreign:
         _, source = foreign.open()
         leaving = Master()
@@ -263,7 +263,7 @@ def test_stop_returns_whatever_goes_on(tiny_llama: Path, phase: str) -> None:
         assert node.master.outcome(1).failure is None
 
 
-def test_a_failing_step_fails_its_attempts_and_the_engine_goes_on(
+def test_a_failing_step_fails_its_legs_and_the_engine_goes_on(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Node(tiny_llama) as node:

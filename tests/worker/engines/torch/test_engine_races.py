@@ -65,7 +65,7 @@ class Disturbed:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("transport", ["vm_read", "tcp"])
-def test_whatever_is_done_to_attempts_nothing_wrong_is_told_and_nothing_is_left(
+def test_whatever_is_done_to_legs_nothing_wrong_is_told_and_nothing_is_left(
     seed: int, transport: str, tiny_llama: Path, llama: Node
 ) -> None:
     choice = random.Random(seed)
