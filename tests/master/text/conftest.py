@@ -46,7 +46,7 @@ def byte_level_library() -> LibraryTokenizer:
 
 @pytest.fixture(scope="session")
 def byte_fallback_library() -> LibraryTokenizer:
-    """Llama 2 has such a tokenizer.json: spaces become U+2581, one is put first, what is unknown becomes byte tokens."""
+    """Llama 2's is such a one: spaces become U+2581, one is put first, what is unknown becomes byte tokens."""
     library = LibraryTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     library.normalizer = normalizer
