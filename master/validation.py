@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from master.errors import invalid
+from master.errors import ServingError, invalid
 from master.request import GenerationRequest, RequestOptions
 from master.service import ModelCard
 from protos.option import Range, shown
@@ -18,8 +18,6 @@ from protos.sampling_messages import SAMPLING_OPTIONS, SamplingOptions, Sampling
 # Dividing logits by less overflows float32, and the most likely token is chosen anyway.
 SMALLEST_TEMPERATURE = 1e-4
 TIME_LIMITS = Range(0, excludes_low=True)
-
-CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,12 @@ def build_generation_request(
     )
 
 
+def context_exceeded(field: str, max_context: int, told: str) -> ServingError:
+    """Begins with OpenAI's own sentence: clients look for it to go on with another model."""
+    sentence = f"This model's maximum context length is {max_context} tokens"
+    return invalid(field, f"{sentence}. {told}", code="context_length_exceeded")
+
+
 def _check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
     if not prompt_ids:
         raise invalid("prompt", "prompt is empty; it must have at least one token")
@@ -121,17 +125,15 @@ def _max_tokens(num_prompt: int, asked: int | None, model: ModelCard, limits: Li
     room, what = min(model.max_context, limits.max_context), "the model's context is"
     if limits.max_worker_tokens is not None and limits.max_worker_tokens < room:
         room, what = limits.max_worker_tokens, "the largest worker here holds"
-    # The first sentence is OpenAI's own: clients look for it to go on with another model.
-    told = f"This model's maximum context length is {model.max_context} tokens"
     limit = f"{what} {room} tokens, prompt and completion together"
     if num_prompt >= room:
-        raise invalid("prompt", f"{told}. prompt has {num_prompt} tokens; {limit}", code=CONTEXT_EXCEEDED)
+        raise context_exceeded("prompt", model.max_context, f"prompt has {num_prompt} tokens; {limit}")
     if asked is None:
         present = limits.present_tokens
         return (room if present is None or not num_prompt < present < room else present) - num_prompt
     if num_prompt + asked > room:
         both = f"max_tokens is {shown(asked)} and prompt has {num_prompt} tokens"
-        raise invalid("max_tokens", f"{told}. {both}; {limit}", code=CONTEXT_EXCEEDED)
+        raise context_exceeded("max_tokens", model.max_context, f"{both}; {limit}")
     return asked
 
 

@@ -9,7 +9,7 @@ from master.parsing.call_format import CallFormat
 from master.parsing.tool_prompt import with_tools
 from master.service import Service
 from master.text.user_markers import CUT
-from master.validation import CONTEXT_EXCEEDED
+from master.validation import context_exceeded
 from protos.option import shown
 
 
@@ -69,8 +69,9 @@ def _encode(
     if max_tokens is not None:
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if num_bytes > max_tokens * tokenizer.vocabulary.num_longest_bytes:
-            told = f"{field} has {num_bytes} bytes, more than the model's context of {max_tokens} tokens can hold"
-            raise invalid(field, told, code=CONTEXT_EXCEEDED)
+            raise context_exceeded(
+                field, max_tokens, f"{field} has {num_bytes} bytes, more than so many tokens can hold"
+            )
     ids: list[int] = []
     try:
         for number, text in enumerate(texts):

@@ -50,4 +50,11 @@ def _model(card: ModelCard, root: str) -> dict[str, object]:
 
 def _anthropic_model(card: ModelCard) -> dict[str, object]:
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
-    return {"type": "model", "id": card.id, "display_name": card.id, "created_at": created}
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": created,
+        "lifecycle": "active",
+        "max_input_tokens": card.max_context,
+    }

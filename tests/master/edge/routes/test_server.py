@@ -65,10 +65,12 @@ async def test_a_path_may_end_in_a_slash_and_a_body_begin_with_a_byte_order_mark
 
 
 async def test_anthropics_client_lists_models_in_its_own_form(claude: anthropic.AsyncAnthropic) -> None:
-    """A13"""
+    """A13: with all that the client's own type demands."""
     page = await claude.models.list()
     assert [(model.type, model.id) for model in page.data] == [("model", MODEL), ("model", "alias")]
     assert not page.has_more
+    for model in page.data:
+        anthropic.types.ModelInfo.model_validate(model.model_dump())
     assert (await claude.models.retrieve("alias")).display_name == "alias"
 
 
