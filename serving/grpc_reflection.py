@@ -8,15 +8,28 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 V1ALPHA: str = reflection.SERVICE_NAME
 V1 = "grpc.reflection.v1.ServerReflection"
 
 
+def _v1_file() -> bytes:
+    """Describes v1, which the library lacks: v1alpha by another name."""
+    file = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    text = text_format.MessageToString(file).replace("v1alpha", "v1")
+    return text_format.Parse(text, FileDescriptorProto()).SerializeToString()
+
+
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc,name-defined]  # the stubs lack it
     def _file_containing_symbol(self, request: Any, name: str) -> Any:
         """A method is described by the file of its service; protobuf's pool does not find it by the method's name."""
+        if name == V1 or name.startswith(f"{V1}."):
+            described = reflection_pb2.FileDescriptorResponse(file_descriptor_proto=[_v1_file()])
+            return reflection_pb2.ServerReflectionResponse(original_request=request, file_descriptor_response=described)
         answer = super()._file_containing_symbol(request, name)
         owner = name.rpartition(".")[0]
         if answer.HasField("error_response") and owner in self._service_names:

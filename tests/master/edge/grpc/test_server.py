@@ -85,6 +85,25 @@ async def test_reflection_lists_and_describes_the_services(
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
+async def test_every_service_that_reflection_lists_is_described(channel: grpc.aio.Channel) -> None:
+    """A13: tools that describe a whole server ask for each in turn, reflection itself among them."""
+    ask = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    (listed,) = [
+        response
+        async for response in ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=TIMEOUT_S)
+    ]
+    names = [service.name for service in listed.list_services_response.service]
+    requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names]
+    answers = [response async for response in ask(iter(requests), timeout=TIMEOUT_S)]
+    for name, answer in zip(names, answers, strict=True):
+        files = map(FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+        assert name in {f"{file.package}.{service.name}" for file in files for service in file.service}
+
+
 @pytest.mark.parametrize("name", ["", "pdserve.v1.Inference", "pdserve.v1.Cluster"])
 async def test_health_is_readiness(channel: grpc.aio.Channel, service: ScriptedService, name: str) -> None:
     check = HealthStub(channel).Check
