@@ -7,14 +7,6 @@ from protos.sampling_messages import Grammar, SamplingOptions, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class ClientName:
-    """What a client calls its request. `client` tells clients apart: the same name of another is another request's."""
-
-    client: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class RequestOptions:
     """What a client asked for, as it asked. Checked and completed by `master.validation`."""
 

@@ -12,7 +12,7 @@ from tests.http_service import HttpService, Script
 def says(
     service: HttpService, text: str, *, tokens_per_output: int = 1, matched_stop: str | int | None = None
 ) -> Script:
-    """Every sample is `text`, cut after max_tokens; 2 tokens of the prompt were cached."""
+    """Every sequence is `text`, cut after max_tokens; 2 tokens of the prompt were cached."""
 
     async def script(request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         ids = service.tokenizer.encode(text, add_special_tokens=False)

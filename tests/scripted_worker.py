@@ -235,7 +235,7 @@ class Fleet:
         await self.until(lambda: worker.address not in self.usable)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Until the condition holds after a change of what is usable."""
+        """Waits until the condition holds after a change of what is usable."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self._changed.clear()

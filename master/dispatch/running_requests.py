@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from master.request import ClientName, GenerationRequest
+from master.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ClientName:
+    """What a client calls its request. `client` tells clients apart: the same name of another is another request's."""
+
+    client: str
+    name: str
 
 
 @dataclass(eq=False)

@@ -45,10 +45,6 @@ class TokenProgress:
         self._has_news = asyncio.Event()
 
     @property
-    def is_finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
-
-    @property
     def num_tokens(self) -> int:
         """All sequences together have so many."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)

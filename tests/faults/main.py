@@ -69,7 +69,7 @@ def _soaked(config: FaultsConfig, model: Path) -> Iterator[Row]:
 
 
 def _write(rows: list[Row], config: FaultsConfig) -> None:
-    """After each row, so that a run which is ended early leaves what it has found."""
+    """Called after each row, so that a run which is ended early leaves what it has found."""
     if config.json is not None:
         config.json.write_text(to_json(rows))
     if config.docs:

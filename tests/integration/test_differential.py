@@ -177,7 +177,7 @@ def test_a_request_that_ends_with_its_first_token_moves_nothing(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("length", [3, BLOCK, 70])
-def test_several_samples(pair: Pair, length: int) -> None:
+def test_several_sequences(pair: Pair, length: int) -> None:
     expected = compare(pair, prompt_of(length), **seeded(n=3, ignore_eos=True, logprobs=2))
     assert [choice.index for choice in expected.choices] == [0, 1, 2]
     assert len({choice.token_ids for choice in expected.choices}) == 3

@@ -110,7 +110,7 @@ async def test_chat_logprobs_are_one_a_token_and_greedy_takes_the_likeliest(
         assert likelihoods == sorted(likelihoods, reverse=True)
 
 
-async def test_samples_are_numbered_and_a_seed_repeats_them(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+async def test_sequences_are_numbered_and_a_seed_repeats_them(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
     async def texts(seed: int) -> list[str]:
         answer = await client.completions.create(
             model=cluster.model, prompt=PROMPT, n=4, max_tokens=8, temperature=1, seed=seed, extra_body=NO_EOS
@@ -124,7 +124,7 @@ async def test_samples_are_numbered_and_a_seed_repeats_them(cluster: Cluster, cl
     assert len(set(first)) > 1
 
 
-async def test_prompts_are_numbered_with_their_samples(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+async def test_prompts_are_numbered_with_their_sequences(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
     prompts = ["One two three", "Red green", "Once upon a time"]
     together = await client.completions.create(
         model=cluster.model, prompt=prompts, n=2, max_tokens=5, temperature=0, echo=True

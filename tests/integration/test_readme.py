@@ -34,7 +34,7 @@ def lines() -> list[str]:
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    """With this interpreter's commands first, so that a checkout tested from elsewhere tests itself."""
+    """This interpreter's commands come first, so that a checkout tested from elsewhere tests itself."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "PDSERVE_NUM_THREADS": "1"}
     return subprocess.run(

@@ -14,7 +14,7 @@ from master.edge.http.errors import error_body
 from master.edge.http.json_object import NULL, encode, members
 from master.edge.openai.chunk import ChunkWriter
 from master.edge.openai.collected_choice import CollectedChoice
-from master.edge.openai.finish_reason import NO_IDS, UNFINISHED, finish_members
+from master.edge.openai.finish_reason import UNFINISHED, finish_members
 from master.edge.openai.logprobs import ChatLogprobs, prompt_logprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
@@ -55,7 +55,6 @@ class ChatStream:
         return sse.event(error_body(error))
 
     def _events(self, delta: SequenceDelta) -> bytes:
-        """How a choice ended is told in a chunk of its own: some clients drop the text that comes beside it."""
         is_first = delta.index not in self._opened
         read = self._readers[delta.index].read(delta)
         news = [*self._echo, *read.events] if is_first else read.events
@@ -63,9 +62,9 @@ class ChatStream:
         if news or is_first or (self._shows_every_token and delta.token_ids):
             events = self._event(delta, news, is_first)
         if read.finish_reason is not None:
-            end = finish_members(read.finish_reason, delta.matched_stop) + self._frame.arrival_member(self.requests[0])
-            end += NO_IDS if self._returns_ids else b""
-            events += self._frame.event(b'{"index":%d,"delta":{},"logprobs":null,%s}' % (delta.index, end))
+            events += self._frame.choice_end(
+                delta.index, b'"delta":{}', read.finish_reason, delta.matched_stop, self.requests[0]
+            )
         return events
 
     def _event(self, delta: SequenceDelta, news: Sequence[Event], is_first: bool) -> bytes:

@@ -12,7 +12,7 @@ from master.edge.http.errors import error_body
 from master.edge.http.json_object import NULL, encode, members
 from master.edge.openai.chunk import ChunkWriter
 from master.edge.openai.collected_choice import CollectedChoice
-from master.edge.openai.finish_reason import NO_IDS, UNFINISHED, finish_members
+from master.edge.openai.finish_reason import UNFINISHED, finish_members
 from master.edge.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter, prompt_logprobs
 from master.edge.openai.usage import AnswerUsage
 from master.errors import ServingError
@@ -62,17 +62,15 @@ class CompletionStream:
         return sse.event(error_body(error))
 
     def _events(self, prompt: int, delta: SequenceDelta) -> bytes:
-        """How a choice ended is told in a chunk of its own: some clients drop the text that comes beside it."""
         index = self._usage.index(prompt, delta.index)
         is_first = index not in self._opened
         events = b""
         if delta.text or is_first or (self._shows_every_token and delta.token_ids):
             events = self._event(prompt, index, delta, is_first)
         if delta.finish_reason is not None:
-            end = finish_members(delta.finish_reason, delta.matched_stop)
-            end += self._frame.arrival_member(self._prompts[prompt].request)
-            end += NO_IDS if self._body.return_token_ids else b""
-            events += self._frame.event(b'{"index":%d,"text":"","logprobs":null,%s}' % (index, end))
+            events += self._frame.choice_end(
+                index, b'"text":""', delta.finish_reason, delta.matched_stop, self._prompts[prompt].request
+            )
         return events
 
     def _event(self, prompt: int, index: int, delta: SequenceDelta, is_first: bool) -> bytes:

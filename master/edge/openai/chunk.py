@@ -5,8 +5,12 @@ import time
 from master.edge.fields.completion import CompletionFields
 from master.edge.http import sse
 from master.edge.http.json_object import encode, members
+from master.edge.openai.finish_reason import finish_members
 from master.edge.openai.usage import AnswerUsage
 from master.request import GenerationRequest
+from protos.sampling_messages import FinishReason
+
+NO_IDS = b',"token_ids":[]'
 
 
 class ChunkWriter:
@@ -32,6 +36,22 @@ class ChunkWriter:
         if self._body.has_continuous_usage:
             return b'%s%s],"usage":%s%s}\n\n' % (self._head, choice, self._usage.usage_so_far(), more)
         return self._head + choice + (b"]" + more + self._plain_tail[1:] if more else self._plain_tail)
+
+    def choice_end(
+        self,
+        index: int,
+        nothing: bytes,
+        reason: FinishReason,
+        matched_stop: str | int | None,
+        request: GenerationRequest,
+    ) -> bytes:
+        """A chunk that only tells how its choice ended: some clients drop the text that comes beside it.
+
+        `nothing` is the member of a choice that adds no text.
+        """
+        ended = finish_members(reason, matched_stop) + self.arrival_member(request)
+        ids = NO_IDS if self._body.return_token_ids else b""
+        return self.event(b'{"index":%d,%s,"logprobs":null,%s%s}' % (index, nothing, ended, ids))
 
     def end(self, num_reasoning_tokens: int | None = None) -> bytes:
         """A chunk without choices, if usage or timeline was asked for, and the end of the stream."""

@@ -4,7 +4,6 @@ from master.edge.http.json_object import encode
 from protos.sampling_messages import FinishReason
 
 UNFINISHED = b'"finish_reason":null'
-NO_IDS = b',"token_ids":[]'  # of a chunk that only tells how its choice ended
 
 
 def finish_members(reason: FinishReason | None, matched_stop: str | int | None) -> bytes:

@@ -244,7 +244,7 @@ async def test_a_fast_decode_worker_does_not_outrun_prompt_logprobs() -> None:
         assert running.run.trace.take_prompt_logprobs() == entries
 
 
-async def test_a_finished_sample_is_cancelled_where_it_runs() -> None:
+async def test_a_finished_sequence_is_cancelled_where_it_runs() -> None:
     async with fleet_of(Role.MIX) as (fleet, (mix,)):
         running = Running(fleet, n=2)
         start = await mix.hear(Start)

@@ -124,7 +124,7 @@ async def test_the_last_token_of_a_complete_grammar_is_text(tokenizer: Tokenizer
     assert (choice.text, choice.matched_stop, choice.finish_reason) == ("one two", None, STOP)
 
 
-async def test_samples_end_each_in_its_own_way(tokenizer: Tokenizer) -> None:
+async def test_sequences_end_each_in_its_own_way(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("one two three", add_special_tokens=False)
     async with fleet_of(Role.MIX) as (fleet, (mix,)):
         dispatcher = dispatcher_of(fleet, tokenizer)

@@ -128,7 +128,7 @@ async def test_lost_workers_cost_no_budget_and_a_stream_outlives_many_of_them() 
             await worker.die()
 
 
-async def test_samples_that_stand_apart_go_on_apart() -> None:
+async def test_sequences_that_stand_apart_go_on_apart() -> None:
     async with fleet_of(Role.MIX, Role.MIX) as (fleet, workers):
         run, running = begin(fleet, n=3)
         await soon(lambda: any(worker.has_heard for worker in workers))
@@ -255,7 +255,7 @@ async def test_only_workers_that_are_too_small_are_left() -> None:
         assert "18 tokens" in error.message
 
 
-async def test_cancelling_while_samples_fail_ends_it() -> None:
+async def test_cancelling_while_sequences_fail_ends_it() -> None:
     async with fleet_of(Role.MIX) as (fleet, (mix,)):
         _, running = begin(fleet, n=2)
         await mix.hear(Start)

@@ -30,7 +30,7 @@ async def test_take_gives_only_what_is_new() -> None:
     await progress.take()
     progress.add(delta(1, 6, finish=FinishReason.STOP))
     assert await progress.take() == [delta(1, 6, finish=FinishReason.STOP)]
-    assert progress.is_finished
+    assert progress.sequences[0].finish_reason is FinishReason.STOP
 
 
 async def test_take_waits_for_news() -> None:
@@ -55,7 +55,7 @@ async def test_a_stale_end_does_not_end_what_went_on() -> None:
     progress = TokenProgress(1)
     progress.add(delta(0, 1, 2, 3))
     progress.add(delta(0, 1, 2, finish=FinishReason.LENGTH))
-    assert not progress.is_finished
+    assert progress.sequences[0].finish_reason is None
 
 
 async def test_nothing_comes_after_the_end() -> None:
@@ -76,10 +76,10 @@ async def test_an_end_without_tokens_is_told_once() -> None:
     assert await progress.take() == [TokenDelta(0, 1, (), (), FinishReason.STOP)]
 
 
-async def test_samples_are_apart() -> None:
+async def test_sequences_are_apart() -> None:
     progress = TokenProgress(2)
     progress.add(delta(0, 1, sequence=1, finish=FinishReason.STOP))
-    assert not progress.is_finished
+    assert [sequence.finish_reason for sequence in progress.sequences] == [None, FinishReason.STOP]
     progress.add(delta(0, 2))
     assert await progress.take() == [delta(0, 2), delta(0, 1, sequence=1, finish=FinishReason.STOP)]
 

@@ -154,7 +154,7 @@ async def test_reasoning_that_ran_out_of_tokens_is_all_reasoning(edge: HttpEdge,
     assert answer.usage.completion_tokens_details.reasoning_tokens == 12
 
 
-async def test_each_sample_is_read_by_itself(edge: HttpEdge, official: openai.AsyncOpenAI) -> None:
+async def test_each_sequence_is_read_by_itself(edge: HttpEdge, official: openai.AsyncOpenAI) -> None:
     edge.service.script = says(edge.service, ONE_CALL)
     answer = await whole(official, n=3)
     calls = [choice.message.tool_calls for choice in answer.choices]

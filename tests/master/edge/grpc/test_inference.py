@@ -42,7 +42,7 @@ async def test_only_the_last_response_has_finish_reason_usage_and_timeline(infer
     assert (last.timeline.total_s, last.timeline.transport, last.timeline.blocks_sent) == (1.5, "tcp", 3)
 
 
-async def test_samples_are_told_apart_by_index(inference: InferenceStub) -> None:
+async def test_sequences_are_told_apart_by_index(inference: InferenceStub) -> None:
     request = wire.GenerateRequest(text="hello", options=wire.GenerationOptions(n=3))
     responses = await all_of(inference.Generate(request, timeout=TIMEOUT_S))
     assert [choice.index for choice in responses[0].choices] == [0, 1, 2]

@@ -13,7 +13,7 @@ from tests.worker.engines.torch.reference import prompt
 
 NUM_REQUESTS = 40
 EXPECTED = (ErrorCode.TRANSFER_FAILED, ErrorCode.RESOURCE_EXHAUSTED)  # the latter from a full decode worker
-SAMPLES = (0, 1)
+SEQUENCES = (0, 1)
 SAMPLING = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
 PROMPTS = [prompt(length, 40) for length in (1, 15, 16, 17, 33, 60)]
 
@@ -69,7 +69,7 @@ def test_whatever_is_done_to_legs_nothing_wrong_is_told_and_nothing_is_left(
     seed: int, transport: str, tiny_llama: Path, llama: Node
 ) -> None:
     choice = random.Random(seed)
-    expected = {ids: llama.run(ids, SAMPLING, sequences=SAMPLES).token_ids for ids in PROMPTS}
+    expected = {ids: llama.run(ids, SAMPLING, sequences=SEQUENCES).token_ids for ids in PROMPTS}
     # the lease is for hand-offs whose decode side is cancelled alone, which no master does
     small = {
         "num_blocks": 16,
@@ -88,11 +88,11 @@ def test_whatever_is_done_to_legs_nothing_wrong_is_told_and_nothing_is_left(
             firsts.count(update.leg)
 
         def begin_decode(first: Start, source: bytes) -> None:
-            seconds.add(decode.start(first.prompt_ids, SAMPLING, Stage.DECODE, sequences=SAMPLES, kv_handle=source))
+            seconds.add(decode.start(first.prompt_ids, SAMPLING, Stage.DECODE, sequences=SEQUENCES, kv_handle=source))
 
         # known before the engine can tell of them
         prefill_starts = {
-            number: Start(number, "r", Stage.PREFILL, choice.choice(PROMPTS), SAMPLING, sequences=SAMPLES)
+            number: Start(number, "r", Stage.PREFILL, choice.choice(PROMPTS), SAMPLING, sequences=SEQUENCES)
             for number in range(1, NUM_REQUESTS + 1)
         }
         prefill.master.on_update(on_prefill)
