@@ -117,7 +117,7 @@ class Dispatcher:
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
-        """In flight for as long as it is entered. Raises ServingError when too many are."""
+        """The request is in flight for as long as this is entered. Raises ServingError when too many are."""
         if self.num_in_flight >= self._parts.flags.max_requests:
             message = f"{self.num_in_flight} requests are in flight, no more are taken"
             raise ServingError(ErrorKind.OVERLOADED, message)
