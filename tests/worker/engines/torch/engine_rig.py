@@ -3,11 +3,14 @@
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pytest
 
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.export import Export, ReleaseReason
@@ -19,7 +22,8 @@ from tests.worker.engines.torch.reference import prompt
 from worker.config import WorkerConfig
 from worker.engines.torch.assembly import assemble
 from worker.engines.torch.faulty_runner import FaultyRunner
-from worker.engines.torch.runner import ModelRunner
+from worker.engines.torch.runner import ModelRunner, StepLogits
+from worker.engines.torch.scheduler import Chunk
 from worker.faults.plan import NO_FAULTS, FaultPlan
 from worker.legs.cache_news import CacheNews
 from worker.legs.leg_life import Legs
@@ -313,6 +317,24 @@ def offer(node: Node, sampling: SamplingParams = GREEDY, sequences: tuple[int, .
     start = node.start(prompt(40), sampling, Stage.PREFILL, sequences=sequences)
     node.master.wait(start.leg, lambda o: len(o.token_ids) == len(sequences))
     return start
+
+
+@contextmanager
+def held_step(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Steps of the node's model last until the context is left; the event is set when one has begun."""
+    is_held, may_go_on = threading.Event(), threading.Event()
+    compute = node.engine._runner.step
+
+    def held(chunks: Sequence[Chunk]) -> StepLogits:
+        is_held.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return compute(chunks)
+
+    monkeypatch.setattr(node.engine._runner, "step", held)
+    try:
+        yield is_held
+    finally:
+        may_go_on.set()
 
 
 class ForeignPrefill:

@@ -1,30 +1,24 @@
 """The engine against plain transformers, and two engines against one."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from protos.sampling_messages import FinishReason
-from protos.session_messages import LegUpdate, Stage
+from protos.session_messages import Stage
 from tests.checkpoints import Family
-from tests.cluster import eventually
 from tests.worker.engines.torch.engine_rig import (
     BLOCK_SIZE,
     GREEDY,
-    PATIENCE_S,
     SEEDED,
-    ForeignPrefill,
     Master,
     Node,
     Outcome,
     hand_off,
 )
 from tests.worker.engines.torch.reference import Reference, prompt
-from worker.engines.compute_engine import FirstToken, Run
-from worker.legs.hand_off import make_record
 
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 100, 150)
 CHUNKS = (16, 64, 512)
@@ -150,7 +144,7 @@ def test_sixteen_hand_offs_at_once(pair: tuple[Node, Node], tiny_llama: Path, re
         assert outcome.token_ids[0] == reference(tiny_llama).greedy(second.prompt_ids, 20)
 
 
-def test_samples_share_one_prefill(llama: Node) -> None:
+def test_sequences_share_one_prefill(llama: Node) -> None:
     ids = prompt(70, 7)
     before = llama.engine.stats.num_prefill_tokens
     outcome = llama.run(ids, SEEDED, sequences=(0, 1, 2))
@@ -265,7 +259,7 @@ def test_the_first_token_ends_the_request_without_a_transfer(pair: tuple[Node, N
     assert (silent.token_ids, silent.failure, silent.transferred) == ({}, None, None)
 
 
-def test_one_sample_ends_with_its_first_token_the_others_move_on(pair: tuple[Node, Node], llama: Node) -> None:
+def test_one_sequence_ends_with_its_first_token_the_others_move_on(pair: tuple[Node, Node], llama: Node) -> None:
     ids = prompt(33, 19)
     firsts = llama.run(ids, dataclasses.replace(SEEDED, max_tokens=1), sequences=(0, 1, 2)).token_ids
     sampling = dataclasses.replace(SEEDED, stop_token_ids=(firsts[0][0],))
@@ -275,7 +269,7 @@ def test_one_sample_ends_with_its_first_token_the_others_move_on(pair: tuple[Nod
     assert (moved.token_ids, moved.finish_reasons) == (whole.token_ids, whole.finish_reasons)
 
 
-def test_a_sample_that_ended_leaves_its_blocks_to_others(pair: tuple[Node, Node]) -> None:
+def test_a_sequence_that_ended_leaves_its_blocks_to_others(pair: tuple[Node, Node]) -> None:
     prefill, decode = pair
     ids = prompt(40, 34)
     firsts = prefill.run(ids, dataclasses.replace(SEEDED, max_tokens=1), sequences=(0, 1)).token_ids
@@ -305,57 +299,6 @@ def test_a_stop_token_of_a_block_boundary_is_the_last(llama: Node) -> None:
     outcome = llama.run(ids, dataclasses.replace(GREEDY, stop_token_ids=(end,)))
     expected = complete[: complete.index(end) + 1]
     assert (outcome.token_ids[0], outcome.finish_reasons[0]) == (expected, FinishReason.STOP)
-
-
-def test_cache_changes_reach_every_master_and_a_late_one_gets_a_snapshot(tiny_llama: Path) -> None:
-    with Node(tiny_llama, num_blocks=12) as node:
-        node.run(prompt(100, 23))
-        late = Master()
-        node.legs.attach(late)
-        node.run(prompt(100, 24))
-        node.flush()
-        assert node.master.cached == late.cached == set(node.pool.snapshot())
-        assert (node.master.num_snapshots, late.num_snapshots) == (1, 1)
-        node.legs.detach(late)
-
-
-def test_a_master_that_attaches_while_blocks_are_stored_gets_them_once(decode: Node) -> None:
-    """A pull's end and the new master reach the engine at the same time."""
-    may_go_on, is_held = threading.Event(), threading.Event()
-
-    def hold(_: LegUpdate) -> None:
-        is_held.set()
-        may_go_on.wait(PATIENCE_S)
-
-    late = Master()
-    with ForeignPrefill(decode) as foreign:
-        export, source = foreign.open()
-        pulling = decode.start(prompt(40), stage=Stage.DECODE, kv_handle=source)
-        decode.master.wait(pulling.leg, lambda o: o.started is not None)
-        decode.master.once(lambda update: True, hold)
-        decode.start(prompt(5))
-        assert is_held.wait(PATIENCE_S)
-        export.publish([0, 1, 2])
-        record = [FirstToken(0, 5, None)]
-        export.seal(make_record(Run.of(pulling, 1, decode.engine.identity.model.identity, 0.0), record))
-        eventually(lambda: len(decode.engine._commands) == 1, "the pull has ended")
-        decode.legs.attach(late)
-        may_go_on.set()
-        decode.master.result(pulling)
-    decode.flush()
-    assert late.problem is None
-    assert late.cached == decode.master.cached == set(decode.pool.snapshot())
-    decode.legs.detach(late)
-
-
-def test_more_changes_than_are_kept_are_told_by_a_snapshot(tiny_llama: Path) -> None:
-    with Node(tiny_llama) as node:
-        node.flush()
-        node.pool._max_events = 2
-        node.run(prompt(80))
-        node.flush()
-        assert node.master.num_snapshots == 2
-        assert node.master.cached == set(node.pool.snapshot())
 
 
 def test_load_says_what_is_going_on(tiny_llama: Path) -> None:

@@ -1,9 +1,8 @@
 """An engine that has too little of something: blocks, slots, room in its queue."""
 
 import dataclasses
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,17 @@ import pytest
 from kvcache.transfer.handle import KvHandle
 from protos.session_messages import ErrorCode, Stage
 from tests.cluster import eventually
-from tests.worker.engines.torch.engine_rig import GREEDY, PATIENCE_S, SEEDED, ForeignPrefill, Node, hand_off, offer
+from tests.worker.engines.torch.engine_rig import (
+    GREEDY,
+    PATIENCE_S,
+    SEEDED,
+    ForeignPrefill,
+    Node,
+    hand_off,
+    held_step,
+    offer,
+)
 from tests.worker.engines.torch.reference import Reference, prompt
-from worker.engines.torch.runner import StepLogits
-from worker.engines.torch.scheduler import Chunk
 
 SHORT = dataclasses.replace(GREEDY, max_tokens=4)
 
@@ -101,23 +107,14 @@ def test_a_resumed_stream_keeps_the_age_of_its_request(tiny_llama: Path) -> None
 
 def test_a_leg_waits_from_when_it_was_asked_for(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R40: and not from when the engine, busy with a step, gets to it."""
-    asked, may_go_on = threading.Event(), threading.Event()
     with Node(tiny_llama) as node:
-        compute = node.engine._runner.step
-
-        def held(chunks: Sequence[Chunk]) -> StepLogits:
-            asked.set()
-            assert may_go_on.wait(PATIENCE_S)
-            return compute(chunks)
-
-        monkeypatch.setattr(node.engine._runner, "step", held)
-        node.start(prompt(10, 22))
-        assert asked.wait(PATIENCE_S)
-        begun_s = time.monotonic()
-        waiting = node.start(prompt(10, 23))
-        busy_until_s = time.monotonic() + 0.05
-        eventually(lambda: time.monotonic() > busy_until_s, "the step takes a while")
-        may_go_on.set()
+        with held_step(node, monkeypatch) as is_held:
+            node.start(prompt(10, 22))
+            assert is_held.wait(PATIENCE_S)
+            begun_s = time.monotonic()
+            waiting = node.start(prompt(10, 23))
+            busy_until_s = time.monotonic() + 0.05
+            eventually(lambda: time.monotonic() > busy_until_s, "the step takes a while")
         started = node.master.wait(waiting.leg, lambda o: o.started is not None).started
         assert started is not None and 0.05 <= started.queue_s <= time.monotonic() - begun_s
 

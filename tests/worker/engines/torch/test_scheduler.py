@@ -363,7 +363,7 @@ def test_a_sequence_that_grows_gives_way_itself_when_it_is_the_latest() -> None:
     assert set(computed) == {first} and second.blocks == []
 
 
-def test_samples_of_one_leg_give_way_in_order() -> None:
+def test_sequences_of_one_leg_give_way_in_order() -> None:
     """One that was chosen for this step already must not lose its blocks to a later one."""
     scheduler = make(num_blocks=4, budget=16, enable_prefix_cache=False)
     group = group_of(fresh_prompt(4), sequences=(0, 1, 2))

@@ -47,13 +47,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt_ids=st.sampled_from(PROMPTS),
         stage=st.sampled_from(Stage),
-        num_samples=st.integers(1, 3),
+        num_sequences=st.integers(1, 3),
         max_tokens=st.integers(1, 12),
         priority=st.integers(-1, 1),
     )
-    def add(self, prompt_ids: tuple[int, ...], stage: Stage, num_samples: int, max_tokens: int, priority: int) -> None:
+    def add(
+        self, prompt_ids: tuple[int, ...], stage: Stage, num_sequences: int, max_tokens: int, priority: int
+    ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens)
-        indexes = tuple(range(num_samples))
+        indexes = tuple(range(num_sequences))
         number = next(self.numbers)
         start = Start(number, "r", stage, prompt_ids, sampling, sequences=indexes, priority=priority)
         group = SequenceGroup(Run.of(start, number, "model", 0.0))
