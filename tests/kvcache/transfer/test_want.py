@@ -82,7 +82,7 @@ def test_who_connects_without_a_descriptor_left_is_served_later(
     assert not server.death.done()
 
 
-def test_strangers_cost_a_share_of_the_descriptors_only(make_memory: MakeMemory, make_server: MakeServer) -> None:
+def test_pending_connections_cost_a_share_of_the_descriptors_only(make_memory: MakeMemory, make_server: MakeServer) -> None:
     memory = make_memory(seed=1)
     with descriptors(800), contextlib.ExitStack() as stack:
         server = make_server(memory, max_pending=10_000, handshake_timeout_s=60.0)
