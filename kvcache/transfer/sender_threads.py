@@ -18,15 +18,11 @@ class SenderThreads:
             return sum(thread.is_alive() for thread in self._threads.values())
 
     def start(self, sender: Sender) -> None:
-        """Raises RuntimeError where the system gives no thread; then the sender is closed."""
+        """Raises RuntimeError where the system gives no thread; then it is the caller's to close."""
         thread = threading.Thread(target=sender.run, name=f"kv-transfer-send-{sender.leg}", daemon=True)
         with self._lock:
             self._threads = {sender: thread for sender, thread in self._threads.items() if thread.is_alive()}
-            try:
-                thread.start()
-            except RuntimeError:
-                sender.close()
-                raise
+            thread.start()
             self._threads[sender] = thread
 
     def end(self) -> None:

@@ -180,17 +180,18 @@ class TransferServer:
             try:
                 sender = Sender(channel, claim, verdict, self._memory, self._transports, self._counters, self._limits)
             except OSError as error:
-                verdict = Refusal(TransferFailure.REFUSED, f"no room for a transfer: {error}")
+                verdict = _no_room(error)
             else:
-                self._start(sender)
+                self._start(sender, channel, claim)
                 return
         self._refuse(channel, claim, verdict)
 
-    def _start(self, sender: Sender) -> None:
+    def _start(self, sender: Sender, channel: Channel, claim: Claim) -> None:
         try:
             self._senders.start(sender)
         except RuntimeError as error:
-            self._log.note(f"puller of leg {sender.leg}", str(error))
+            self._refuse(channel, claim, _no_room(error))
+            sender.close()
 
     def _refuse(self, channel: Channel, claim: Claim, refusal: Refusal) -> None:
         self._counters.add_connection(ConnectionOutcome.REFUSED)
@@ -199,6 +200,10 @@ class TransferServer:
         with contextlib.suppress(TransferError):
             channel.send(refusal.frame(FrameType.REFUSE), timeout_s=0.1)
         channel.close()
+
+
+def _no_room(error: Exception) -> Refusal:
+    return Refusal(TransferFailure.REFUSED, f"no room for a transfer: {error}")
 
 
 def _affordable_pending() -> int:

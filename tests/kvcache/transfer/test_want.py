@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvcache.transfer.admission import Admission
+from kvcache.transfer.channel import Channel
+from kvcache.transfer.counters import ConnectionOutcome
 from kvcache.transfer.errors import TransferFailure
 from kvcache.transfer.export import Export, ReleaseReason
 from kvcache.transfer.export_table import ExportTable
@@ -82,7 +84,9 @@ def test_who_connects_without_a_descriptor_left_is_served_later(
     assert not server.death.done()
 
 
-def test_pending_connections_cost_a_share_of_the_descriptors_only(make_memory: MakeMemory, make_server: MakeServer) -> None:
+def test_pending_connections_cost_a_share_of_the_descriptors_only(
+    make_memory: MakeMemory, make_server: MakeServer
+) -> None:
     memory = make_memory(seed=1)
     with descriptors(800), contextlib.ExitStack() as stack:
         server = make_server(memory, max_pending=10_000, handshake_timeout_s=60.0)
@@ -94,6 +98,7 @@ def test_pending_connections_cost_a_share_of_the_descriptors_only(make_memory: M
 def test_no_thread_is_to_be_had(
     make_memory: MakeMemory, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """R9, R2: the puller is told, and takes nobody for cut off."""
     memory = make_memory(seed=1)
     server = make_server(memory)
     export = server.open(1, Releases().put)
@@ -104,7 +109,10 @@ def test_no_thread_is_to_be_had(
     with socket.create_connection(port_of(server)) as puller, monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fail)
         puller.sendall(claim(export))
+        told = Channel(puller).receive(WAIT_S)
+        assert (told.type, Refusal.parse(told.payload).reason) == (FrameType.REFUSE, TransferFailure.REFUSED)
         assert is_closed_by_peer(puller)
+    assert server.counters.connections[ConnectionOutcome.REFUSED] == 1
     assert transfer_works(server, memory, make_memory())
 
 
