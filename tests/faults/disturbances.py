@@ -31,6 +31,18 @@ def kill_and_restart(name: str) -> Disturb:
     return disturb
 
 
+def kill_and_launch(name: str) -> Disturb:
+    """As `kill_and_restart`, but nobody waits until it is found."""
+
+    async def disturb(scene: Scene) -> None:
+        await scene.begun()
+        scene.kill(name)
+        await scene.rest(AWAY_S)
+        scene.cluster.workers[name].start()
+
+    return disturb
+
+
 def stop(*names: str) -> Disturb:
     """They stand still, and never go on."""
 

@@ -142,6 +142,9 @@ def _places(hosts: Hosts) -> dict[str, Host]:
 
 
 async def _run(scene: Scene, fault: Fault) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(scene.load.run())
+    loading = asyncio.create_task(scene.load.run())
+    try:
         await fault.disturb(scene)
+        await loading
+    finally:
+        loading.cancel()

@@ -6,6 +6,7 @@ from tests.faults.disturbances import (
     frozen_etcd,
     join,
     kill,
+    kill_and_launch,
     kill_and_restart,
     nothing,
     out_of_descriptors,
@@ -137,7 +138,7 @@ FAULTS = (
     Fault(
         "decode worker restarted while etcd is down",
         "it comes back when etcd does (R27)",
-        without_etcd(kill_and_restart("decode-0")),
+        without_etcd(kill_and_launch("decode-0")),
         WITH_SPARE,
         NONE,
         "tests/integration/test_processes.py",
