@@ -19,7 +19,7 @@ from client.results import InstanceInfo
 from pdserve import Client, PdserveError
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 HELD = (
     'pdserve_kv_blocks{state="held"}',
     "pdserve_exports",
