@@ -11,7 +11,7 @@ from math import inf
 
 from master.errors import ErrorKind, ServingError, invalid
 from master.grammar.compiler_process import CompilerProcess
-from protos.sampling_messages import Grammar
+from protos.sampling_messages import Grammar, GrammarKind
 from serving.grammar_source import grammar_source
 
 MAX_KNOWN = 1024  # verdicts kept
@@ -21,6 +21,7 @@ MAX_PROCESSES = 3  # for one grammar: two must have died of it before it is to b
 TIMEOUT_S = 120.0
 DEATH_VERDICT_S = 300.0  # a machine in trouble may have killed both
 
+HARMLESS = grammar_source(Grammar(GrammarKind.REGEX, "a"))  # who dies of this one dies of something else
 TOO_SLOW = "it takes too long to compile"
 TOO_COMPLEX = "it is nested too deep, or takes too much memory to compile"
 DEATHS = {
@@ -88,7 +89,8 @@ class GrammarCheck:
         return verdict is not None and self._now() < verdict.until_s
 
     async def _judge(self, source: str) -> _Verdict:
-        """A process may die of something else than the grammar, so that a fresh one has to die of it as well."""
+        """A process may die of something else than the grammar, so that a fresh one has to die of it as well, and yet
+        another has to outlive one that is harmless."""
         num_deaths = 0
         for _ in range(MAX_PROCESSES):
             answer = await self._ask(source)
@@ -96,6 +98,8 @@ class GrammarCheck:
                 return _Verdict(answer)
             num_deaths += answer in DEATHS
             if num_deaths == 2:
+                if not isinstance(await self._ask(HARMLESS), str):
+                    break
                 return _Verdict(DEATHS[answer], self._now() + DEATH_VERDICT_S)
         raise ServingError(ErrorKind.INTERNAL, "the processes that compile grammars end; the log says how")
 

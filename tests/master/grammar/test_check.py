@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -227,3 +229,18 @@ async def test_a_verdict_that_comes_from_deaths_expires() -> None:
     await problem(check, chain(1000))
     assert check._verdicts != known
     await check.close()
+
+
+async def test_a_grammar_is_not_to_blame_where_every_process_dies(
+    grammar_check: GrammarCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R19: on a machine without memory, say, a harmless grammar ends them as well."""
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nread question\nkill -ABRT $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    with pytest.raises(ServingError) as caught:
+        await grammar_check.check("grammar", regex("[a-z]+"))
+    assert caught.value.kind is ErrorKind.INTERNAL
+    monkeypatch.undo()
+    await grammar_check.check("grammar", regex("[a-z]+"))  # nothing was concluded
