@@ -21,6 +21,12 @@ from worker.legs.leg_limits import LegLimits
 TRANSPORT_NAMES = tuple(transport.name for transport in TRANSPORTS)
 
 
+class Engine(Enum):
+    """`worker.engines.table` says where each is."""
+
+    TORCH = "torch"
+
+
 class DType(Enum):
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -45,6 +51,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     )
 
     model: Path | None = flag(None, "Folder of the model, in Hugging Face layout", group="Model")
+    engine: Engine = flag(Engine.TORCH, "What computes the model", group="Model")
     devices: str = flag("cpu", "Torch device the model runs on, such as cpu or cuda:0", group="Model")
     dtype: DType = flag(DType.AUTO, "Type of weights and KV; auto: float32 on a CPU, else the model's", group="Model")
     batch_invariant: bool = flag(

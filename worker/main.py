@@ -40,9 +40,9 @@ def main() -> None:
 
 
 async def _run(config: WorkerConfig) -> NoReturn:
-    # torch and transformers take seconds to import; what is wrong with a flag should show at once.
+    # An engine takes seconds to import; what is wrong with a flag should show at once.
     from worker.engines.compute_engine import ComputeEngine
-    from worker.engines.torch.assembly import assemble
+    from worker.engines.table import chosen
     from worker.worker import Worker
 
     times = LeaveTimes(config.drain_timeout_s)
@@ -55,7 +55,7 @@ async def _run(config: WorkerConfig) -> NoReturn:
     built: list[ComputeEngine] = []
 
     async def build() -> None:
-        built.append(await in_daemon_thread(lambda: assemble(config, advertise_host, faults), "load"))
+        built.append(await in_daemon_thread(lambda: chosen(config.engine)(config, advertise_host, faults), "load"))
 
     if not await finished_before(build(), stop.wait()):
         logger.info("told to end while the model was loaded")
