@@ -36,8 +36,17 @@ class KvLayout:
         return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
 
     @property
+    def block_elements(self) -> int:
+        return math.prod(self.block_shape)
+
+    @property
+    def token_elements(self) -> int:
+        """What one layer keeps of a token's keys, or of its values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def block_bytes(self) -> int:
-        return math.prod(self.block_shape) * self.dtype.itemsize
+        return self.block_elements * self.dtype.itemsize
 
     def fingerprint(self) -> bytes:
         """Returns 16 bytes that are equal in every process and on every run for an equal layout."""

@@ -34,7 +34,7 @@ def step_times(loaded: LoadedModel, num_rows: int) -> dict[str, tuple[float, flo
         for index in range(8)
     ]
     steps = {f"a prompt of {PROMPT} tokens": [prompt], "one decode": decodes[:1], "8 decodes": decodes}
-    forwards = (PagedForward(loaded.model, memory), RowBlocks(loaded, memory, num_rows))
+    forwards = (PagedForward(loaded.network, memory), RowBlocks(loaded, memory, num_rows))
     tries = {
         name: [[_time(forward, parts) for forward in forwards] for _ in range(NUM_TRIES)]
         for name, parts in steps.items()

@@ -34,6 +34,11 @@ class DType(Enum):
     BFLOAT16 = "bfloat16"
 
 
+class Quantization(Enum):
+    NONE = "none"
+    INT8 = "int8"
+
+
 def _address(value: str) -> None:
     split_host_port(value)
 
@@ -54,6 +59,9 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     engine: Engine = flag(Engine.TORCH, "What computes the model", group="Model")
     devices: str = flag("cpu", "Torch device the model runs on, such as cpu or cuda:0", group="Model")
     dtype: DType = flag(DType.AUTO, "Type of weights and KV; auto: float32 on a CPU, else the model's", group="Model")
+    quantization: Quantization = flag(
+        Quantization.NONE, "int8: round weights, and activations row by row, to 8 bits; CPU only", group="Model"
+    )
     batch_invariant: bool = flag(
         False, "The same bits whatever is computed together; slower, see docs/exactness.md", group="Model"
     )

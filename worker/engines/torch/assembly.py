@@ -8,7 +8,7 @@ from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.client import TransferClient
 from kvcache.transfer.server import TransferServer
 from kvcache.transfer.transports.table import named
-from worker.config import WorkerConfig
+from worker.config import Quantization, WorkerConfig
 from worker.engines.compute_engine import EngineIdentity
 from worker.engines.limits import EngineLimits
 from worker.engines.torch.engine import TorchEngine
@@ -17,9 +17,9 @@ from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.loader import load_model
+from worker.engines.torch.network_choice import with_checked_network
 from worker.engines.torch.runner import ModelRunner, StepRunner
 from worker.engines.torch.scheduler import Scheduler
-from worker.engines.torch.self_check import check_model
 from worker.engines.torch.textless import find_textless
 from worker.faults.frames import FrameFaults
 from worker.faults.plan import NO_FAULTS, FaultPlan
@@ -35,9 +35,15 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
     torch.set_num_threads(config.threads)
     device = _device(config.devices)
     try:
-        loaded = load_model(config.model, device, config.dtype.value, is_batch_invariant=config.batch_invariant)
+        loaded = load_model(
+            config.model,
+            device,
+            config.dtype.value,
+            is_batch_invariant=config.batch_invariant,
+            is_int8=config.quantization is Quantization.INT8,
+        )
         max_context = _max_context(config, loaded)
-        check_model(loaded, max_context)
+        loaded = with_checked_network(loaded, max_context)
     except ModelError as error:
         raise FlagError("model", str(error)) from error
     layout = loaded.layout(config.block_size)

@@ -5,7 +5,8 @@ first written into their blocks; then each sequence attends over its own blocks.
 as the keyword argument `paged` of the model's forward.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ class SequenceSpan:
     start: int
     num_tokens: int
     context_len: int  # tokens with KV after this step's are written
-    blocks: torch.Tensor  # int64 [ceil(context_len / block_size)]
+    blocks: Sequence[int]  # ceil(context_len / block_size)
 
     def rows(self) -> Iterator["SequenceSpan"]:
         """Each token as a span of its own, with what it may see."""
@@ -33,18 +34,32 @@ class SequenceSpan:
             yield SequenceSpan(self.start + row, 1, first + row + 1, self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagedStep:
-    """One step's view of the pool. `slot_blocks[t]`, `slot_offsets[t]`: where token t's KV is written.
+    """One step's view of the pool. Spans follow each other from the first row.
 
-    Rows of the step beyond these tokens are padding: they leave no KV and attend to nothing.
+    Rows of the step beyond them are padding: they leave no KV and attend to nothing.
     """
 
     memory: PoolMemory
-    slot_blocks: torch.Tensor  # int64 [num_tokens]
-    slot_offsets: torch.Tensor  # int64 [num_tokens]
     spans: tuple[SequenceSpan, ...]
     is_row_by_row: bool = False  # each token attends by itself, in a shape that only its place in its sequence decides
+
+    @functools.cached_property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """The blocks of each span, int64 on the pool's device."""
+        return tuple(torch.tensor(span.blocks, dtype=torch.int64, device=self.memory.device) for span in self.spans)
+
+    @functools.cached_property
+    def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(block, offset in it) where each token's KV is written, int64 [num_tokens]."""
+        size = self.memory.layout.block_size
+        blocks, offsets = [], []
+        for span, table in zip(self.spans, self.tables, strict=True):
+            places = torch.arange(span.context_len - span.num_tokens, span.context_len, device=self.memory.device)
+            blocks.append(table[places // size])
+            offsets.append(places % size)
+        return torch.cat(blocks), torch.cat(offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +104,13 @@ def paged_attention(
         )
     layer: int = module.layer_idx  # type: ignore[assignment]  # torch types every attribute as Tensor | Module
     keys, values = paged.memory.keys(layer), paged.memory.values(layer)
-    where = (paged.slot_blocks, paged.slot_offsets)
-    num_tokens = len(paged.slot_blocks)
-    keys.index_put_(where, key[0, :, :num_tokens].transpose(0, 1))
-    values.index_put_(where, value[0, :, :num_tokens].transpose(0, 1))
+    num_tokens = len(paged.slots[0])
+    keys.index_put_(paged.slots, key[0, :, :num_tokens].transpose(0, 1).to(keys.dtype))
+    values.index_put_(paged.slots, value[0, :, :num_tokens].transpose(0, 1).to(values.dtype))
     scoring = _Scoring(scaling, sliding_window, softcap, s_aux)
     output = torch.zeros_like(query[0].transpose(0, 1))  # [T, heads, head_dim]
-    for whole in paged.spans:
-        seen_keys, seen_values = _gather(keys, whole), _gather(values, whole)
+    for whole, table in zip(paged.spans, paged.tables, strict=True):
+        seen_keys, seen_values = (_gather(pages, table, whole.context_len).to(query.dtype) for pages in (keys, values))
         for span in whole.rows() if paged.is_row_by_row else (whole,):
             rows, seen = slice(span.start, span.start + span.num_tokens), slice(span.context_len)
             attended = _attend(query[:, :, rows], seen_keys[:, :, seen], seen_values[:, :, seen], span, scoring)
@@ -129,9 +143,9 @@ def _attend(
     return weights @ values.repeat_interleave(groups, dim=1)
 
 
-def _gather(pages: torch.Tensor, span: SequenceSpan) -> torch.Tensor:
+def _gather(pages: torch.Tensor, table: torch.Tensor, context_len: int) -> torch.Tensor:
     """`pages` [num_blocks, block_size, kv_heads, head_dim] -> the sequence's [1, kv_heads, context_len, head_dim]."""
-    flat = pages.index_select(0, span.blocks).flatten(0, 1)[: span.context_len]
+    flat = pages.index_select(0, table).flatten(0, 1)[:context_len]
     return flat.transpose(0, 1).unsqueeze(0)
 
 

@@ -7,6 +7,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvcache.layout import KvLayout
 from protos.served_model import ServedModel
+from worker.engines.torch.paged_network import PagedNetwork
+
+INT8 = "int8"  # as a served model's quantization
 
 
 class ModelError(ValueError):
@@ -16,6 +19,7 @@ class ModelError(ValueError):
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: PreTrainedModel
+    network: PagedNetwork  # what computes it
     config: PreTrainedConfig  # of the text model, where the checkpoint has others
     served: ServedModel
     vocab_size: int
@@ -25,6 +29,11 @@ class LoadedModel:
     head_dim: int
     dtype: torch.dtype
     eos_ids: tuple[int, ...]  # that its generation config names
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether this engine rounds its weights and activations to 8 bits."""
+        return self.served.quantization == INT8
 
     def layout(self, block_size: int) -> KvLayout:
         return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.served.identity)

@@ -12,7 +12,8 @@ from protos.served_model import ServedModel
 from serving.foreign_code import guarded
 from serving.model_context import derived_context
 from worker.engines.torch.attention import ATTENTION_NAME
-from worker.engines.torch.loaded_model import LoadedModel, ModelError
+from worker.engines.torch.loaded_model import INT8, LoadedModel, ModelError
+from worker.engines.torch.paged_network import TransformersNetwork
 from worker.engines.torch.weights_digest import weights_digest
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -28,7 +29,9 @@ class _KvShape:
     head_dim: int
 
 
-def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_invariant: bool = False) -> LoadedModel:
+def load_model(
+    folder: Path, device: torch.device, dtype_name: str, *, is_batch_invariant: bool = False, is_int8: bool = False
+) -> LoadedModel:
     """`dtype_name` is a torch dtype's name, or "auto": float32 on a CPU, the checkpoint's own elsewhere.
 
     What is loaded need not be computed rightly by this engine: `check_model` finds out. Raises ModelError.
@@ -51,14 +54,17 @@ def load_model(folder: Path, device: torch.device, dtype_name: str, *, is_batch_
     quantization = _quantization(whole)
     if quantization is not None and getattr(model, "hf_quantizer", None) is None:
         raise ModelError(f"{folder}: its weights are quantised by {quantization}, which transformers does not know")
+    if quantization is not None and is_int8:
+        raise ModelError(f"{folder}: its weights are quantised already, by {quantization}")
     return LoadedModel(
         model=model,
+        network=TransformersNetwork(model),
         config=config,
         served=ServedModel(
             name=config.model_type,
             weights_digest=weights_digest(folder),
             dtype=str(dtype).removeprefix("torch."),
-            quantization=quantization,
+            quantization=INT8 if is_int8 else quantization,
             is_batch_invariant=is_batch_invariant,
         ),
         vocab_size=config.vocab_size,

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from transformers import PreTrainedModel
 
 from kvcache.pool_memory import PoolMemory
 from worker.engines.torch.attention import PagedStep, SequenceSpan
+from worker.engines.torch.paged_network import PagedNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Part:
 class PagedForward:
     """With `num_rows` every pass has that many rows and attends row by row, so that no shape depends on the parts."""
 
-    def __init__(self, model: PreTrainedModel, memory: PoolMemory, num_rows: int | None = None) -> None:
-        self._model = model
+    def __init__(self, network: PagedNetwork, memory: PoolMemory, num_rows: int | None = None) -> None:
+        self._network = network
         self._memory = memory
         self._num_rows = num_rows
         self._block_size = memory.layout.block_size
@@ -50,41 +50,26 @@ class PagedForward:
         """-> float32 [tokens wanted, vocabulary], in the parts' order; `num_rows` is the most tokens it takes."""
         token_ids: list[int] = []
         positions: list[int] = []
-        places: list[int] = []  # of a token's KV within its sequence
-        slot_blocks: list[int] = []
         kept: list[int] = []
         spans: list[SequenceSpan] = []
         for part in parts:
             start, stop = len(token_ids), part.num_before + len(part.token_ids)
-            blocks = self._index(part.blocks[: -(-stop // self._block_size)])
-            spans.append(SequenceSpan(start, len(part.token_ids), stop, blocks))
+            spans.append(SequenceSpan(start, len(part.token_ids), stop, part.blocks[: -(-stop // self._block_size)]))
             kept += [start + row for row in part.wanted]
             token_ids += part.token_ids
             positions += range(part.first_position, part.first_position + len(part.token_ids))
-            places += range(part.num_before, stop)
-            slot_blocks += [part.blocks[place // self._block_size] for place in range(part.num_before, stop)]
-        slot_offsets = self._index(places) % self._block_size
-        is_row_by_row = self._num_rows is not None
-        paged = PagedStep(self._memory, self._index(slot_blocks), slot_offsets, tuple(spans), is_row_by_row)
-        if self._num_rows is None:
-            return self._logits(token_ids, positions, kept, paged)
-        num_padding = self._num_rows - len(token_ids)
+        paged = PagedStep(self._memory, tuple(spans), is_row_by_row=self._num_rows is not None)
+        num_padding = max(self._num_rows or self._network.min_rows, len(token_ids)) - len(token_ids)
         token_ids += token_ids[-1:] * num_padding
         positions += positions[-1:] * num_padding
+        if self._num_rows is None:
+            return self._logits(token_ids, positions, kept, paged)
         return self._logits(token_ids, positions, range(self._num_rows) if kept else [], paged)[kept]
 
     def _logits(
         self, token_ids: Sequence[int], positions: Sequence[int], kept: Sequence[int], paged: PagedStep
     ) -> torch.Tensor:
-        output = self._model(
-            input_ids=self._index(token_ids).unsqueeze(0),
-            position_ids=self._index(positions).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=self._index(kept),
-            paged=paged,
-        )
-        logits: torch.Tensor = output.logits[0].float()
-        return logits
+        return self._network.logits(self._index(token_ids), self._index(positions), self._index(kept), paged)
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._memory.device)

@@ -24,7 +24,7 @@ class RowBlocks:
     """Computes parts as PagedForward does, in blocks of `num_rows` rows."""
 
     def __init__(self, loaded: LoadedModel, memory: PoolMemory, num_rows: int) -> None:
-        self._forward = PagedForward(loaded.model, memory, num_rows=num_rows)
+        self._forward = PagedForward(loaded.network, memory, num_rows=num_rows)
         self._num_rows = num_rows
 
     def run(self, parts: Sequence[Part]) -> torch.Tensor:
@@ -55,19 +55,49 @@ def find_num_rows(loaded: LoadedModel) -> int:
     return next((num_rows for num_rows in SIZES if _is_invariant(loaded, num_rows)), 1)
 
 
-def _is_invariant(loaded: LoadedModel, num_rows: int) -> bool:
-    """Whether a few tokens have the same logits at every place of a block, behind whatever others."""
-    num_blocks = -(-max(_NUM_TRIED, num_rows) // _BLOCK_SIZE)
-    memory = PoolMemory(loaded.layout(_BLOCK_SIZE), 2 * num_blocks, loaded.model.device)
-    blocks = RowBlocks(loaded, memory, num_rows)
-    part = Part(_random_ids(loaded, _NUM_TRIED, 0), 0, range(num_blocks), range(_NUM_TRIED), first_position=0)
-    expected = blocks.run([part])
-    for trial in range(_NUM_TRIALS):
-        others = _random_ids(loaded, 1 + 7 * trial % num_rows, seed=trial + 1)
-        before = Part(others, 0, range(num_blocks, 2 * num_blocks), range(0), first_position=0)
-        if not torch.equal(blocks.run([before, part]), expected):
+def is_invariant_at_any_size(loaded: LoadedModel) -> bool:
+    """Whether a token's logits have the same bits in whole steps, of whatever shape, so that nothing need be cut."""
+    memory = _memory(loaded, 1 + 7 * _NUM_TRIALS)
+    forward = PagedForward(loaded.network, memory)
+    whole = _whole(loaded)
+    expected = forward.run([whole])
+    for num_others in (0, 1, *range(1, 1 + 7 * _NUM_TRIALS, 7)):
+        others = [_others(loaded, num_others)] if num_others else []
+        if not torch.equal(forward.run([*others, whole]), expected):
+            return False
+        forward.run([whole.between(0, _NUM_TRIED - 1)])  # and the last token by itself, as decodes come
+        if not torch.equal(forward.run([*others, whole.between(_NUM_TRIED - 1, _NUM_TRIED)]), expected[-1:]):
             return False
     return True
+
+
+def _is_invariant(loaded: LoadedModel, num_rows: int) -> bool:
+    """Whether a few tokens have the same logits at every place of a block, behind whatever others."""
+    blocks = RowBlocks(loaded, _memory(loaded, num_rows), num_rows)
+    whole = _whole(loaded)
+    expected = blocks.run([whole])
+    for trial in range(_NUM_TRIALS):
+        others = _others(loaded, 1 + 7 * trial % num_rows, seed=trial + 1)
+        if not torch.equal(blocks.run([others, whole]), expected):
+            return False
+    return True
+
+
+def _memory(loaded: LoadedModel, num_others: int) -> PoolMemory:
+    num_blocks = -(-_NUM_TRIED // _BLOCK_SIZE) + -(-num_others // _BLOCK_SIZE)
+    return PoolMemory(loaded.layout(_BLOCK_SIZE), num_blocks, loaded.model.device)
+
+
+def _whole(loaded: LoadedModel) -> Part:
+    ids = _random_ids(loaded, _NUM_TRIED, 0)
+    return Part(ids, 0, range(-(-_NUM_TRIED // _BLOCK_SIZE)), range(_NUM_TRIED), first_position=0)
+
+
+def _others(loaded: LoadedModel, num_tokens: int, seed: int = 1) -> Part:
+    """Tokens of another sequence, of which no logits are wanted."""
+    first = -(-_NUM_TRIED // _BLOCK_SIZE)
+    blocks = range(first, first + -(-num_tokens // _BLOCK_SIZE))
+    return Part(_random_ids(loaded, num_tokens, seed), 0, blocks, range(0), first_position=0)
 
 
 def _random_ids(loaded: LoadedModel, num_tokens: int, seed: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from kvcache.pool_memory import PoolMemory
 from worker.engines.torch.loaded_model import LoadedModel
 from worker.engines.torch.paged_forward import PagedForward, Part
-from worker.engines.torch.row_blocks import RowBlocks, find_num_rows
+from worker.engines.torch.row_blocks import RowBlocks, find_num_rows, is_invariant_at_any_size
 from worker.engines.torch.scheduler import Chunk
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class ModelRunner:
 
 
 def _forward(loaded: LoadedModel, memory: PoolMemory) -> PagedForward | RowBlocks:
-    if not loaded.served.is_batch_invariant:
-        return PagedForward(loaded.model, memory)
+    if not loaded.served.is_batch_invariant or is_invariant_at_any_size(loaded):
+        return PagedForward(loaded.network, memory)
     num_rows = find_num_rows(loaded)
     logger.info("batch-invariant: every forward pass has %d rows", num_rows)
     return RowBlocks(loaded, memory, num_rows)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
+import torch
 
 from kvcache.pool_memory import PoolMemory
 from kvcache.transfer.export import Export, ReleaseReason
@@ -22,6 +23,7 @@ from tests.worker.engines.torch.reference import prompt
 from worker.config import WorkerConfig
 from worker.engines.torch.assembly import assemble
 from worker.engines.torch.faulty_runner import FaultyRunner
+from worker.engines.torch.llama_network import LlamaNetwork
 from worker.engines.torch.runner import ModelRunner, StepLogits
 from worker.engines.torch.scheduler import Chunk
 from worker.faults.plan import NO_FAULTS, FaultPlan
@@ -188,6 +190,16 @@ class Node:
             runner = runner._runner
         assert isinstance(runner, ModelRunner)
         return runner
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[vocabulary, width], to be written to: a row of NaN makes NaN of what sees that token."""
+        network: Any = self.runner._forward._network  # type: ignore[union-attr]
+        if isinstance(network, LlamaNetwork):
+            weight: torch.Tensor = network._embedding.weight  # type: ignore[assignment]
+        else:
+            weight = network._model.get_input_embeddings().weight
+        return weight
 
     def __enter__(self) -> Self:
         self.engine.start(self.legs)

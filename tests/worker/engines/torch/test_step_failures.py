@@ -44,9 +44,8 @@ def test_logits_of_nan_fail_that_leg_and_leave_nothing_in_the_cache(tiny_llama: 
     poisoned, healthy = prompt(40, 31), prompt(40, 32)
     assert poisoned[5] not in healthy
     with Node(tiny_llama) as node:
-        embedding = node.runner._forward._model.get_input_embeddings().weight  # type: ignore[union-attr]
         with torch.inference_mode():
-            embedding[poisoned[5]] = torch.nan
+            node.embedding[poisoned[5]] = torch.nan
         starts = [node.start(ids, dataclasses.replace(GREEDY, max_tokens=1)) for ids in (poisoned, healthy)]
         assert node.master.failure(starts[0].leg).code is ErrorCode.INTERNAL
         assert node.master.result(starts[1]).failure is None
@@ -68,7 +67,7 @@ def test_nothing_that_ended_in_nan_stays_in_the_cache(tiny_llama: Path) -> None:
     """R10: neither the chunks before the one with NaN, nor what they were built on."""
     ids, sampling = prompt(60, 31), dataclasses.replace(GREEDY, max_tokens=4)
     with Node(tiny_llama, max_tokens_per_step=BLOCK_SIZE) as node:
-        embedding = node.runner._forward._model.get_input_embeddings().weight  # type: ignore[union-attr]
+        embedding = node.embedding
         assert ids[50] not in ids[:48]
         was = embedding[ids[50]].clone()
         with torch.inference_mode():

@@ -1,0 +1,144 @@
+"""The compiled network: transformers' logits, the same bits in every batch, and what serves where it can't."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from config.flags import FlagError
+from kvcache.pool_memory import PoolMemory
+from pdserve.demo_model import default_cache_dir, ensure_demo_model
+from tests.architectures import EQUAL, Architecture, make_model
+from tests.checkpoints import Family
+from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node, hand_off
+from tests.worker.engines.torch.reference import Reference, prompt
+from worker.config import DType, Quantization
+from worker.engines.torch.kernels import build
+from worker.engines.torch.kernels.library import load_kernels
+from worker.engines.torch.llama_network import MODEL_TYPES, LlamaNetwork
+from worker.engines.torch.loaded_model import LoadedModel
+from worker.engines.torch.loader import load_model
+from worker.engines.torch.network_choice import with_checked_network
+from worker.engines.torch.paged_forward import PagedForward, Part
+from worker.engines.torch.paged_network import TransformersNetwork
+from worker.engines.torch.row_blocks import is_invariant_at_any_size
+
+CPU = torch.device("cpu")
+PRECISIONS = [("float32", False), ("float16", False), ("bfloat16", False), ("float32", True)]
+MOST_PERPLEXITY = 1.01  # relative to float32
+NUM_TOKENS = 512
+
+needs_compiler = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
+
+
+def network_of(folder: Path, dtype: str = "float32", is_int8: bool = False) -> LoadedModel:
+    return with_checked_network(load_model(folder, CPU, dtype, is_int8=is_int8), 256)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "architecture", [a for a in EQUAL if a.name.split()[0] in MODEL_TYPES], ids=lambda architecture: architecture.name
+)
+@pytest.mark.parametrize(("dtype", "is_int8"), PRECISIONS)
+def test_the_family_is_compiled(architecture: Architecture, dtype: str, is_int8: bool, tmp_path: Path) -> None:
+    loaded = network_of(make_model(tmp_path, architecture), dtype, is_int8)
+    assert isinstance(loaded.network, LlamaNetwork)
+    if dtype == "float16" or is_int8:  # oneDNN may take another way for tiny shapes
+        assert is_invariant_at_any_size(loaded)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dtype": DType.FLOAT16},
+        {"dtype": DType.BFLOAT16, "batch_invariant": True},
+        {"quantization": Quantization.INT8},
+        {"quantization": Quantization.INT8, "dtype": DType.FLOAT16},
+    ],
+    ids=["float16", "bfloat16", "int8", "int8 over KV in 16 bits"],
+)
+def test_apart_and_together_and_in_batches_give_one_answer(
+    flags: dict[str, object], checkpoint: Callable[[Family], Path]
+) -> None:
+    """Log-probabilities and all, to the last bit, in less than full precision too."""
+    folder = checkpoint(Family.QWEN3)
+    params = [replace(sampling, logprobs=3) for sampling in (SEEDED, GREEDY)]
+    prompts = [prompt(length, 40) for length in (70, 33, 5)]
+    with Node(folder, **flags) as node:
+        alone = [node.run(ids, sampling) for ids in prompts for sampling in params]
+    with Node(folder, max_tokens_per_step=23, **flags) as busy, Node(folder, **flags) as decode:
+        starts = [busy.start(ids, sampling) for ids in prompts for sampling in params]
+        for start, expected in zip(starts, alone, strict=True):
+            outcome = busy.master.result(start)
+            assert (outcome.token_ids, outcome.logprobs) == (expected.token_ids, expected.logprobs)
+        for ids, expected in zip(prompts, alone[1::2], strict=True):
+            handed = hand_off(busy, decode, ids, params[1])[1]
+            assert (handed.token_ids, handed.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    load_kernels.cache_clear()
+    yield
+    load_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_transformers_serves(tiny_llama: Path) -> None:
+    assert isinstance(network_of(tiny_llama).network, TransformersNetwork)
+    with Node(tiny_llama) as node:
+        assert node.run(prompt(20)).token_ids[0] == Reference(tiny_llama).greedy(prompt(20), GREEDY.max_tokens)
+    with pytest.raises(FlagError, match="can't be rounded to int8 here: that takes a C compiler"):
+        Node(tiny_llama, quantization=Quantization.INT8)
+
+
+def test_a_compiler_that_fails_is_a_reason_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "kernels.c"
+    source.write_text("int broken(\n")
+    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    with pytest.raises(build.CannotBuild) as reason:
+        build.library_file()
+    assert "\n" not in str(reason.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_other_architectures_are_not_rounded(tmp_path: Path) -> None:
+    other = next(a for a in EQUAL if a.name == "gemma2 sliding")
+    with pytest.raises(FlagError, match="gemma2 can't be rounded to int8"):
+        Node(make_model(tmp_path, other), quantization=Quantization.INT8)
+
+
+@needs_compiler
+def test_int8_shares_no_kv_with_full_precision(tiny_llama: Path) -> None:
+    full, rounded = network_of(tiny_llama), network_of(tiny_llama, is_int8=True)
+    assert full.layout(16).fingerprint() != rounded.layout(16).fingerprint()
+
+
+@needs_compiler
+def test_int8_costs_the_demo_model_less_than_a_percent_of_perplexity() -> None:
+    folder = ensure_demo_model(default_cache_dir(), lambda _: None)
+    text = Path("LICENSE").read_text() + Path("docs/exactness.md").read_text()
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[: 6 * NUM_TOKENS]
+    exact, rounded = network_of(folder), network_of(folder, is_int8=True)
+    assert is_invariant_at_any_size(exact) and is_invariant_at_any_size(rounded)
+    assert _perplexity(rounded, ids) < _perplexity(exact, ids) * MOST_PERPLEXITY
+
+
+def _perplexity(loaded: LoadedModel, ids: list[int]) -> float:
+    """Of windows of NUM_TOKENS."""
+    num_blocks = NUM_TOKENS // 16
+    forward = PagedForward(loaded.network, PoolMemory(loaded.layout(16), num_blocks))
+    total, count = 0.0, 0
+    for first in range(0, len(ids) - NUM_TOKENS + 1, NUM_TOKENS):
+        window = ids[first : first + NUM_TOKENS]
+        logits = forward.run([Part(window, 0, range(num_blocks), range(NUM_TOKENS), first_position=0)])
+        losses = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:]), reduction="sum")
+        total, count = total + float(losses), count + NUM_TOKENS - 1
+    return math.exp(total / count)

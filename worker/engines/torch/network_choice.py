@@ -1,0 +1,57 @@
+"""Chooses what computes a model: compiled kernels where they can, else transformers; never without a check."""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from worker.engines.torch.kernels.library import Kernels, load_kernels
+from worker.engines.torch.linears.half import HalfLinear
+from worker.engines.torch.linears.int8 import Int8Linear
+from worker.engines.torch.linears.packing import fastest_packing
+from worker.engines.torch.linears.smoothing import smooth
+from worker.engines.torch.llama_network import MODEL_TYPES, LlamaNetwork
+from worker.engines.torch.loaded_model import LoadedModel, ModelError
+from worker.engines.torch.self_check import check_model
+
+logger = logging.getLogger(__name__)
+
+
+def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
+    """`loaded` with the fastest network that computes it rightly up to `max_context` tokens. Raises ModelError."""
+    if LlamaNetwork.takes(loaded.model) and (kernels := load_kernels()) is not None:
+        compiled = replace(loaded, network=_compiled(loaded, kernels))
+        try:
+            check_model(compiled, max_context)
+        except ModelError as error:
+            if loaded.is_int8:
+                raise
+            logger.warning("computed by transformers, slower, as compiled kernels do not fit: %s", error)
+        else:
+            _free_linears(loaded.model)
+            return compiled
+    if loaded.is_int8:
+        raise ModelError(
+            f"models of type {loaded.served.name} can't be rounded to int8 here: that takes a C compiler, and one of "
+            f"{', '.join(MODEL_TYPES)} in full precision"
+        )
+    check_model(loaded, max_context)
+    return loaded
+
+
+def _compiled(loaded: LoadedModel, kernels: Kernels) -> LlamaNetwork:
+    if loaded.is_int8:
+        # Outliers between gate and down, and a head in 8 bits, would each move perplexity by a percent and more.
+        smooth(loaded.model)
+        return LlamaNetwork(loaded.model, kernels, Int8Linear, HalfLinear)
+    pack = fastest_packing(loaded.dtype, loaded.model.model.layers[0].mlp.gate_proj.weight)
+    return LlamaNetwork(loaded.model, kernels, pack, pack)
+
+
+def _free_linears(model: torch.nn.Module) -> None:
+    """The network has packed copies of these weights. What is left no longer holds on to the mapped checkpoint."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
