@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 PROBED_ROWS = (2, 16, 256)  # a decode, a batch of them, a chunk of a prompt
 _LARGEST = 2048  # rows and columns of a probed weight
 _NUM_TRIES = 3
+CLEARLY_SLOWER = 1.25  # than torch's own product
 
 
 def fastest_packing(dtype: torch.dtype, like: torch.Tensor) -> Pack:
@@ -29,7 +30,10 @@ def fastest_packing(dtype: torch.dtype, like: torch.Tensor) -> Pack:
     weight = like[:_LARGEST, :_LARGEST].contiguous()
     times = {pack: _times(pack(weight, None), weight.shape[1]) for pack in (*candidates, PlainLinear)}
     shares = {pack: _mean_share(times[pack], times[PlainLinear]) for pack in times}
-    best = min(shares, key=lambda pack: shares[pack])
+    # torch's own is not as exact in batches, so it has to be clearly faster.
+    best = min(candidates, key=lambda pack: shares[pack])
+    if shares[best] > CLEARLY_SLOWER:
+        best = PlainLinear
     shown = ", ".join(f"{_name(pack)} {share:.2f}" for pack, share in shares.items())
     logger.info("matrix products by %s; times relative to torch's own: %s", _name(best), shown)
     return best
