@@ -121,8 +121,8 @@ def _layer(layer: Any, pack: Pack, pack_finely: Pack) -> _Layer:
         num_heads=attention.q_proj.out_features // width,
         num_kv_heads=attention.k_proj.out_features // width,
         head_dim=width,
-        q_norm=None if q_norm is None else q_norm.weight.float(),
-        k_norm=None if k_norm is None else k_norm.weight.float(),
+        q_norm=None if q_norm is None else _own(q_norm.weight),
+        k_norm=None if k_norm is None else _own(k_norm.weight),
         epsilon=0.0 if q_norm is None else q_norm.variance_epsilon,
     )
     return _Layer(
@@ -139,7 +139,12 @@ def _layer(layer: Any, pack: Pack, pack_finely: Pack) -> _Layer:
 
 
 def _norm(norm: Any) -> _Norm:
-    return _Norm(norm.weight.float().contiguous(), norm.variance_epsilon)
+    return _Norm(_own(norm.weight), norm.variance_epsilon)
+
+
+def _own(weight: torch.Tensor) -> torch.Tensor:
+    """A float32 copy that nobody moves: kernels know it by its address."""
+    return weight.detach().to(torch.float32, copy=True).contiguous()
 
 
 def _packed(pack: Pack, *linears: torch.nn.Linear) -> Linear:
