@@ -117,6 +117,19 @@ def test_other_architectures_are_not_rounded(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_the_network_reads_nothing_of_the_model_but_its_embedding(checkpoint: Callable[[Family], Path]) -> None:
+    """What else it knew by address could be freed under it."""
+    loaded = network_of(checkpoint(Family.QWEN3))
+    forward = PagedForward(loaded.network, PoolMemory(loaded.layout(16), 2))
+    part = Part(prompt(20), 0, range(2), range(20), first_position=0)
+    expected = forward.run([part])
+    for name, parameter in loaded.model.named_parameters():
+        if "embed_tokens" not in name:
+            parameter.data = torch.full_like(parameter, torch.nan)
+    assert torch.equal(forward.run([part]), expected)
+
+
+@needs_compiler
 def test_int8_shares_no_kv_with_full_precision(tiny_llama: Path) -> None:
     full, rounded = network_of(tiny_llama), network_of(tiny_llama, is_int8=True)
     assert full.layout(16).fingerprint() != rounded.layout(16).fingerprint()
