@@ -12,6 +12,7 @@ from worker.engines.torch.linears.packing import fastest_packing
 from worker.engines.torch.linears.smoothing import smooth
 from worker.engines.torch.llama_network import MODEL_TYPES, LlamaNetwork
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
+from worker.engines.torch.row_blocks import is_invariant_at_any_size
 from worker.engines.torch.self_check import check_model
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
     if LlamaNetwork.takes(loaded.model) and (kernels := load_kernels()) is not None:
         compiled = replace(loaded, network=_compiled(loaded, kernels))
         try:
-            check_model(compiled, max_context)
+            _check_compiled(compiled, max_context)
         except ModelError as error:
             if loaded.is_int8:
                 raise
@@ -37,6 +38,13 @@ def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
         )
     check_model(loaded, max_context)
     return loaded
+
+
+def _check_compiled(loaded: LoadedModel, max_context: int) -> None:
+    """Raises ModelError unless it computes rightly, and the same bits in steps of any shape."""
+    check_model(loaded, max_context)
+    if not is_invariant_at_any_size(loaded):
+        raise ModelError("the bits of a row depend on the others in its step")
 
 
 def _compiled(loaded: LoadedModel, kernels: Kernels) -> LlamaNetwork:

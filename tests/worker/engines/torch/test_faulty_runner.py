@@ -9,6 +9,7 @@ from protos.session_messages import ErrorCode
 from tests.worker.engines.torch.engine_rig import Node
 from tests.worker.engines.torch.reference import prompt
 from worker.faults.plan import FaultPlan
+from worker.legs.step_health import FAILURES_IN_A_ROW
 
 
 @pytest.mark.parametrize("action", ["raise", "nan"])
@@ -22,7 +23,7 @@ def test_the_leg_of_a_faulty_step_fails_and_the_next_one_does_not(tiny_llama: Pa
 
 def test_a_sick_engine_fails_everything(tiny_llama: Path) -> None:
     with Node(tiny_llama, FaultPlan.parse(["step.raise@1+"])) as node:
-        starts = [node.start(prompt(20)) for _ in range(4)]
+        starts = [node.start(prompt(20)) for _ in range(FAILURES_IN_A_ROW)]
         assert {node.master.failure(start.leg).code for start in starts} == {ErrorCode.INTERNAL}
 
 
