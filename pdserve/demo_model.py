@@ -122,7 +122,9 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _fingerprints(folder: Path) -> dict[str, list[int | str]]:
-    return {file.name: _fingerprint(file) for file in sorted(folder.iterdir()) if file.name != STAMP}
+    """Hidden files are not the model's: a worker keeps digests of the weights in one."""
+    files = [file for file in sorted(folder.iterdir()) if file.name != STAMP and not file.name.startswith(".")]
+    return {file.name: _fingerprint(file) for file in files}
 
 
 def _fingerprint(file: Path) -> list[int | str]:

@@ -23,6 +23,7 @@ from pdserve.demo_model import (
 )
 from pdserve.gguf_reader import GgufError, GgufFile
 from tests.pdserve.tiny_gguf import HEAD_DIM, NUM_HEADS, WIDTH, stored_f32, tiny_metadata, tiny_weights, write_gguf
+from worker.engines.torch.weights_digest import KEPT_NAME, weights_digest
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
@@ -63,6 +64,16 @@ def test_a_complete_folder_is_used_as_it_is(tiny_package: Path, tmp_path: Path) 
     (tiny_package / "tiny.gguf").unlink()
     assert ensure_demo_model(tmp_path, lambda line: pytest.fail(line)) == folder
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
+
+
+def test_what_a_worker_notes_beside_the_weights_is_no_damage(tiny_package: Path, tmp_path: Path) -> None:
+    """Else every other start would convert again, and take the folder from under the workers that serve it."""
+    folder = ensure_demo_model(tmp_path, lambda line: None)
+    for file in folder.iterdir():
+        os.utime(file, (0, 0))  # digests of files that may still change are not kept
+    weights_digest(folder)
+    assert (folder / KEPT_NAME).is_file()
+    assert ensure_demo_model(tmp_path, lambda line: pytest.fail(line)) == folder
 
 
 def cut_weights(folder: Path) -> None:
