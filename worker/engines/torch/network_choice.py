@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
     """`loaded` with the fastest network that computes it rightly up to `max_context` tokens. Raises ModelError."""
+    if loaded.is_int8 and not Int8Linear.is_available():
+        raise ModelError("int8 is not to be had here: this build of torch lacks FBGEMM or oneDNN")
     if LlamaNetwork.takes(loaded.model) and (kernels := load_kernels()) is not None:
         compiled = replace(loaded, network=_compiled(loaded, kernels))
         try:

@@ -19,7 +19,7 @@ from tests.worker.engines.torch.reference import Reference, prompt
 from worker.config import DType, Quantization
 from worker.engines.torch.kernels import build
 from worker.engines.torch.kernels.library import load_kernels
-from worker.engines.torch.linears.int8 import LIMIT
+from worker.engines.torch.linears.int8 import FULL, activation_limit
 from worker.engines.torch.llama_network import MODEL_TYPES, LlamaNetwork
 from worker.engines.torch.loaded_model import LoadedModel
 from worker.engines.torch.loader import load_model
@@ -30,7 +30,7 @@ from worker.engines.torch.row_blocks import is_invariant_at_any_size
 
 CPU = torch.device("cpu")
 PRECISIONS = [("float16", False), ("float32", True)]  # oneDNN takes another way for shapes as small as these
-MOST_PERPLEXITY = 1.01 if LIMIT == 127 else 1.03  # relative to float32; a CPU without VNNI has a bit less
+MOST_PERPLEXITY = 1.01 if activation_limit() == FULL else 1.03  # relative to float32; a CPU without VNNI has a bit less
 NUM_TOKENS = 512
 
 needs_compiler = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")

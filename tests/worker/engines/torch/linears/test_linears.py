@@ -1,12 +1,16 @@
 """Packed matrix products: near torch's own, and the same bits for a row whatever the others are."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from worker.engines.torch.kernels.library import load_kernels
 from worker.engines.torch.kernels.rows import RowForm, Rows
 from worker.engines.torch.linears.half import HalfLinear
-from worker.engines.torch.linears.int8 import LIMIT, MANY_ROWS, Int8Linear, quantised
+from worker.engines.torch.linears.int8 import MANY_ROWS, NAMES, REDUCED, Int8Linear, activation_limit, quantised
 from worker.engines.torch.linears.linear import MIN_ROWS, Linear, Pack
 from worker.engines.torch.linears.onednn import OneDnnLinear
 from worker.engines.torch.linears.packing import fastest_packing
@@ -68,23 +72,42 @@ def test_a_row_has_the_same_bits_beside_any_others(
             assert torch.equal(products, expected[first : first + count]), (count, first)
 
 
-def test_int8_is_the_product_of_the_integers() -> None:
+@pytest.mark.parametrize("limit", sorted({activation_limit(), REDUCED}))
+def test_int8_is_the_product_of_the_integers(limit: int) -> None:
     """At the ends of their range too, where libraries may add neighbours in too few bits."""
     if not Int8Linear.is_available():
         pytest.skip("no library for it")
     weight = torch.randn(64, 512)
     weight[:32] = torch.where(torch.rand(32, 512) < 0.5, -1.0, 1.0)
     weight[0] = 1.0
-    linear = Int8Linear(weight, None)
+    linear = Int8Linear(weight, None, limit)
     integers, scale = quantised(weight)
     for count in (MIN_ROWS, MANY_ROWS):
-        values = torch.full((count, 512), float(LIMIT))
-        values[1] = -LIMIT
+        values = torch.full((count, 512), float(limit))
+        values[1] = -limit
         form = linear.form(count)
-        data = values if form.dtype is torch.float32 else (values + LIMIT + 1).to(torch.uint8)
+        data = values if form.dtype is torch.float32 else (values + limit + 1).to(torch.uint8)
         products = linear(Rows(data, torch.ones(count))).data
         expected = values.double() @ integers.double().T * scale.double()
         torch.testing.assert_close(products.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "held_back",
+    [{"ONEDNN_MAX_CPU_ISA": "AVX2", "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}],
+    ids=["AVX2", "oneDNN without VNNI"],
+)
+def test_int8_never_overflows_where_a_library_may_not_use_all_of_the_cpu(held_back: dict[str, str]) -> None:
+    """What it then rounds to is another model: such a worker shares no KV with others."""
+    if not Int8Linear.is_available():
+        pytest.skip("no library for it")
+    module = "worker.engines.torch.linears.int8"
+    code = f"from {module} import *; from {module} import _is_exact; print(activation_limit(), _is_exact(REDUCED))"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | held_back, check=True, capture_output=True, text=True
+    ).stdout
+    assert told.split() == [str(REDUCED), "True"]
+    assert len(set(NAMES.values())) == len(NAMES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
