@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from config.address import join_host_port
+from config.cores import usable_cores
 from pdserve.child_process import ChildProcess
 
 HOST = "127.0.0.1"
@@ -125,7 +126,7 @@ class LocalCluster:
         flags += plan.master_flags
         self._tell(f"starting the master and {len(plan.roles)} workers: {', '.join(name for name, _ in plan.roles)}")
         self.master = await self._launch("master", "master.main", flags)
-        threads = max(1, (os.cpu_count() or 1) // max(1, len(plan.roles)))
+        threads = max(1, usable_cores() // max(1, len(plan.roles)))
         watchers = [self._watch_master(self.master)]
         for name, role in plan.roles:
             flags = [

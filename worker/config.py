@@ -1,12 +1,12 @@
 """The worker's flags."""
 
-import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from config import checks
 from config.address import split_host_port
+from config.cores import usable_cores
 from config.flags import FlagError, flag
 from config.log_setup import LogLevel
 from config.value import BYTES
@@ -65,7 +65,9 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     batch_invariant: bool = flag(
         False, "The same bits whatever is computed together; slower, see docs/exactness.md", group="Model"
     )
-    num_threads: int = flag(0, "CPU threads for the model; 0: all cores", group="Model", check=checks.between(0, 4096))
+    num_threads: int = flag(
+        0, "CPU threads for the model; 0: the cores this process may use", group="Model", check=checks.between(0, 4096)
+    )
 
     host: str = flag("127.0.0.1", "Address that every port below is bound to", group="Network")
     port: int = flag(8010, "HTTP port: health and metrics; 0 picks a free one", group="Network", check=checks.port)
@@ -213,4 +215,4 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
 
     @property
     def threads(self) -> int:
-        return self.num_threads or os.cpu_count() or 1
+        return self.num_threads or usable_cores()
