@@ -1,6 +1,6 @@
 """Reads a GGUF file (version 2 or 3): its metadata, and its tensors as float32.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; block layouts: ggml-common.h (QK8_0 = QK4_1 = 32).
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; block layouts: ggml-common.h, each of 32 values.
 """
 
 import math
@@ -44,12 +44,21 @@ def _from_q8_0(raw: NDArray[np.uint8]) -> Floats:
     return (blocks[:, 2:].view(np.int8).astype(np.float32) * scale).reshape(-1)
 
 
+def _from_q4_0(raw: NDArray[np.uint8]) -> Floats:
+    blocks = raw.reshape(-1, 2 + BLOCK // 2)
+    scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    return ((_levels(blocks[:, 2:]) - 8) * scale).reshape(-1)
+
+
 def _from_q4_1(raw: NDArray[np.uint8]) -> Floats:
     blocks = raw.reshape(-1, 4 + BLOCK // 2)
     scale_and_minimum = blocks[:, :4].copy().view(np.float16).astype(np.float32)
-    nibbles = blocks[:, 4:]
-    levels = np.concatenate([nibbles & 0x0F, nibbles >> 4], axis=1).astype(np.float32)
-    return (levels * scale_and_minimum[:, :1] + scale_and_minimum[:, 1:]).reshape(-1)
+    return (_levels(blocks[:, 4:]) * scale_and_minimum[:, :1] + scale_and_minimum[:, 1:]).reshape(-1)
+
+
+def _levels(nibbles: NDArray[np.uint8]) -> Floats:
+    """[blocks, BLOCK / 2] -> [blocks, BLOCK] from 0 to 15; the low nibbles are the first half."""
+    return np.concatenate([nibbles & 0x0F, nibbles >> 4], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Encoding:
 ENCODINGS = {
     0: Encoding(1, 4, _from_f32),
     1: Encoding(1, 2, _from_f16),
+    2: Encoding(BLOCK, 2 + BLOCK // 2, _from_q4_0),
     3: Encoding(BLOCK, 4 + BLOCK // 2, _from_q4_1),
     8: Encoding(BLOCK, 2 + BLOCK, _from_q8_0),
 }

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.gguf_reader import GgufError, GgufFile
-from tests.pdserve.tiny_gguf import Q4_1, Q8_0, Entry, Stored, stored_f32, write_gguf
+from tests.pdserve.tiny_gguf import Q4_0, Q4_1, Q8_0, Entry, Stored, stored_f32, write_gguf
 
 
 def half(number: float) -> bytes:
@@ -44,6 +44,15 @@ def test_q8_0_is_scale_times_level(tmp_path: Path) -> None:
     with GgufFile(tmp_path / "m.gguf") as file:
         expected = np.stack([levels[:32] * np.float32(0.5), levels[32:] * np.float32(-2)])
         np.testing.assert_array_equal(file.tensor("a"), expected)
+
+
+def test_q4_0_is_scale_times_level_around_eight_low_nibbles_first(tmp_path: Path) -> None:
+    low, high = np.arange(16), np.arange(16)[::-1]
+    data = half(0.25) + bytes((low | high << 4).astype(np.uint8))
+    write_gguf(tmp_path / "m.gguf", {}, {"a": Stored(Q4_0, (1, 32), data)})
+    with GgufFile(tmp_path / "m.gguf") as file:
+        expected = (np.concatenate([low, high]).astype(np.float32) - 8) * np.float32(0.25)
+        np.testing.assert_array_equal(file.tensor("a"), expected[None])
 
 
 def test_q4_1_is_scale_times_level_plus_minimum_low_nibbles_first(tmp_path: Path) -> None:

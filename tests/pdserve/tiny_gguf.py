@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-F32, Q4_1, Q8_0 = 0, 3, 8
+F32, Q4_0, Q4_1, Q8_0 = 0, 2, 3, 8
 WIDTH, NUM_HEADS, NUM_KV_HEADS, INNER = 32, 4, 2, 64
 HEAD_DIM = WIDTH // NUM_HEADS
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa"]
