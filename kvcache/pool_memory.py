@@ -5,11 +5,11 @@ and no other process's data is ever in it. Content that nobody computed or recei
 what a block holds is decided by the book-keeping in `block_pool`, never by looking at the bytes.
 """
 
-import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from kvcache.huge_pages import mapped_memory
 from kvcache.layout import KvLayout
 
 
@@ -30,8 +30,7 @@ class PoolMemory:
         self._bytes: memoryview | None = None
         shape = (num_blocks, *layout.block_shape)
         if self.device.type == "cpu":
-            # Anonymous and private: lazily zeroed, page-aligned, and not counted against /dev/shm.
-            pages = mmap.mmap(-1, num_blocks * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            pages = mapped_memory(num_blocks * layout.block_bytes)
             self._bytes = memoryview(pages)
             self.tensor = torch.frombuffer(pages, dtype=layout.dtype).view(shape)
         else:

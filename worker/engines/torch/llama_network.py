@@ -1,13 +1,15 @@
-"""Llama, Qwen2, Qwen3 and Mistral as a plain list of layers over compiled kernels.
+"""Llama, Qwen2, Qwen3 and Mistral as one call of compiled kernels.
 
-Transformers' own code spends most of a decode step between the matrix products: in hundreds of small operations. Here
-a layer is four products, with q, k, v and gate, up each in one, and five calls in between.
+Transformers' own code spends most of a decode step between the matrix products, in hundreds of small operations, each
+of which has to get hold of Python's lock again. Here a step is one call; a layer is four products, with q, k, v and
+gate, up each in one.
 
                       residual
     norm ─ qkv ─ rope, into the pool ─ attend ─ o ─ + ─ norm ─ gate, up ─ silu ─ down ─ +
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,51 +17,30 @@ from transformers import PreTrainedModel
 
 from kvcache.pool_memory import PoolMemory
 from worker.engines.torch.attention import PagedStep
-from worker.engines.torch.kernels.library import MAX_HEAD_DIM, MAX_TILE, Heads, Kernels, LayerPages
-from worker.engines.torch.kernels.rows import Rows
+from worker.engines.torch.kernels.arena import Arena
+from worker.engines.torch.kernels.library import MAX_HEAD_DIM, MAX_TILE, Kernels
+from worker.engines.torch.kernels.parts import Heads, Layer, LayerPages, Layers, Norm, Product, Step
 from worker.engines.torch.kernels.tables import TILE, step_tables
-from worker.engines.torch.linears.linear import MIN_ROWS, Linear, Pack
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    weight: torch.Tensor  # float32 [width]
-    epsilon: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention: Any  # tells the window, which checks of the model may narrow
-    scaling: float
-    heads: Heads
-    before_attention: _Norm
-    qkv: Linear
-    output: Linear
-    before_mlp: _Norm
-    gate_up: Linear
-    down: Linear
-
-
 class LlamaNetwork:
-    min_rows = MIN_ROWS
-
-    def __init__(self, model: PreTrainedModel, kernels: Kernels, pack: Pack, pack_finely: Pack) -> None:
-        """Copies what it needs of the model but for its embedding and ropes.
-
-        `pack_finely` is for the products that bear the least rounding: each layer's last, and the head.
-        """
+    def __init__(self, model: PreTrainedModel, kernels: Kernels, dtype: torch.dtype) -> None:
+        """Copies what it needs of the model but for its embedding and ropes. Products have weights of `dtype`."""
         decoder: Any = model.model  # torch types what a module has as Tensor | Module
         self._kernels = kernels
         self._config = model.config
         self._embedding: torch.nn.Module = decoder.embed_tokens
         self._ropes: torch.nn.Module = decoder.rotary_emb
-        self._layers = [_layer(layer, pack, pack_finely) for layer in decoder.layers]
+        self._attentions = [layer.self_attn for layer in decoder.layers]  # they tell windows, which checks may narrow
+        pack = partial(_packed, kernels, Arena(), dtype)
+        layers = [_layer(layer, pack) for layer in decoder.layers]
+        self._layers = Layers(layers)
         self._last_norm = _norm(decoder.norm)
-        self._head = _packed(pack_finely, model.lm_head)
-        self._max_tile = min(TILE, MAX_TILE // (self._layers[0].heads.num_heads // self._layers[0].heads.num_kv_heads))
-        self._pages: dict[PoolMemory, list[LayerPages]] = {}
+        self._head = pack(model.lm_head)
+        self._max_tile = min(TILE, MAX_TILE // (layers[0].heads.num_heads // layers[0].heads.num_kv_heads))
+        self._pages: dict[PoolMemory, LayerPages] = {}
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
@@ -78,42 +59,23 @@ class LlamaNetwork:
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor, paged: PagedStep
     ) -> torch.Tensor:
-        kernels, pages = self._kernels, self._pages_of(paged.memory)
-        tables = step_tables(paged.spans, paged.memory.layout, self._max_tile)
-        num_rows = len(token_ids)
         residual = self._embedding(token_ids).float()
         cos, sin = (part[0].float().contiguous() for part in self._ropes(residual, positions.unsqueeze(0)))
-        delta: Rows | None = None
-        for layer, layer_pages in zip(self._layers, pages, strict=True):
-            qkv = layer.qkv(self._normed(residual, delta, layer.before_attention, layer.qkv))
-            queries = kernels.rope(qkv, layer.heads, cos, sin, layer_pages, tables)
-            window = _window(layer.attention, self._config)
-            seen = kernels.attend(queries, layer.heads, layer_pages, tables, scale=layer.scaling, window=window)
-            delta = layer.output(kernels.convert(seen.flatten(1), layer.output.form(num_rows)))
-            gate_up = layer.gate_up(self._normed(residual, delta, layer.before_mlp, layer.gate_up))
-            delta = layer.down(kernels.silu(gate_up, layer.down.form(num_rows)))
-        return self._logits(residual, delta, kept)
+        step = Step(step_tables(paged.spans, paged.memory.layout, self._max_tile), cos, sin)
+        self._layers.see([_window(attention, self._config) for attention in self._attentions])
+        self._kernels.run_layers(self._layers, step, self._pages_of(paged.memory), residual)
+        if not len(kept):
+            return torch.empty(0, self._head.outputs)
+        normed = self._kernels.norm(residual[kept], None, self._last_norm, self._head.dtype)
+        return self._kernels.multiply(normed, self._head)
 
-    def _logits(self, residual: torch.Tensor, delta: Rows | None, kept: torch.Tensor) -> torch.Tensor:
-        if len(kept) < MIN_ROWS:
-            return self._logits(residual, delta, kept.repeat(MIN_ROWS))[: len(kept)] if len(kept) else self._none()
-        if delta is not None:
-            delta = Rows(delta.data[kept], None if delta.scale is None else delta.scale[kept])
-        return self._head(self._normed(residual[kept], delta, self._last_norm, self._head)).plain()
-
-    def _normed(self, residual: torch.Tensor, delta: Rows | None, norm: _Norm, taker: Linear) -> Rows:
-        return self._kernels.norm(residual, delta, norm.weight, norm.epsilon, taker.form(len(residual)))
-
-    def _none(self) -> torch.Tensor:
-        return torch.empty(0, self._head.out_features)
-
-    def _pages_of(self, memory: PoolMemory) -> list[LayerPages]:
+    def _pages_of(self, memory: PoolMemory) -> LayerPages:
         if memory not in self._pages:
-            self._pages = {memory: [LayerPages(memory, layer) for layer in range(len(self._layers))]}
+            self._pages = {memory: LayerPages(memory, len(self._attentions))}
         return self._pages[memory]
 
 
-def _layer(layer: Any, pack: Pack, pack_finely: Pack) -> _Layer:
+def _layer(layer: Any, pack: Callable[..., Product]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     width = attention.head_dim
     q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
@@ -121,37 +83,31 @@ def _layer(layer: Any, pack: Pack, pack_finely: Pack) -> _Layer:
         num_heads=attention.q_proj.out_features // width,
         num_kv_heads=attention.k_proj.out_features // width,
         head_dim=width,
-        q_norm=None if q_norm is None else _own(q_norm.weight),
-        k_norm=None if k_norm is None else _own(k_norm.weight),
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
         epsilon=0.0 if q_norm is None else q_norm.variance_epsilon,
     )
-    return _Layer(
-        attention=attention,
-        scaling=attention.scaling,
-        heads=heads,
+    return Layer(
         before_attention=_norm(layer.input_layernorm),
-        qkv=_packed(pack, attention.q_proj, attention.k_proj, attention.v_proj),
-        output=_packed(pack, attention.o_proj),
+        qkv=pack(attention.q_proj, attention.k_proj, attention.v_proj),
+        heads=heads,
+        scale=attention.scaling,
+        output=pack(attention.o_proj),
         before_mlp=_norm(layer.post_attention_layernorm),
-        gate_up=_packed(pack, mlp.gate_proj, mlp.up_proj),
-        down=_packed(pack_finely, mlp.down_proj),
+        gate_up=pack(mlp.gate_proj, mlp.up_proj),
+        down=pack(mlp.down_proj),
     )
 
 
-def _norm(norm: Any) -> _Norm:
-    return _Norm(_own(norm.weight), norm.variance_epsilon)
+def _norm(norm: Any) -> Norm:
+    return Norm(norm.weight, norm.variance_epsilon)
 
 
-def _own(weight: torch.Tensor) -> torch.Tensor:
-    """A float32 copy that nobody moves: kernels know it by its address."""
-    return weight.detach().to(torch.float32, copy=True).contiguous()
-
-
-def _packed(pack: Pack, *linears: torch.nn.Linear) -> Linear:
+def _packed(kernels: Kernels, memory: Arena, dtype: torch.dtype, *linears: torch.nn.Linear) -> Product:
     """Their products side by side, as one."""
     weights: list[torch.Tensor] = [linear.weight for linear in linears]
     biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    return pack(torch.cat(weights), torch.cat(biases) if biases else None)
+    return kernels.pack(torch.cat(weights), torch.cat(biases) if biases else None, dtype, memory)
 
 
 def _window(attention: Any, config: Any) -> int | None:

@@ -7,8 +7,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvcache.layout import KvLayout
 from protos.served_model import ServedModel
-from worker.engines.torch.linears.int8 import NAMES
 from worker.engines.torch.paged_network import PagedNetwork
+
+INT8 = "int8"  # as a served model's quantization
 
 
 class ModelError(ValueError):
@@ -32,7 +33,7 @@ class LoadedModel:
     @property
     def is_int8(self) -> bool:
         """Whether this engine rounds its weights and activations to 8 bits."""
-        return self.served.quantization in NAMES.values()
+        return self.served.quantization == INT8
 
     def layout(self, block_size: int) -> KvLayout:
         return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.served.identity)

@@ -12,8 +12,7 @@ from protos.served_model import ServedModel
 from serving.foreign_code import guarded
 from serving.model_context import derived_context
 from worker.engines.torch.attention import ATTENTION_NAME
-from worker.engines.torch.linears.int8 import NAMES, activation_limit
-from worker.engines.torch.loaded_model import LoadedModel, ModelError
+from worker.engines.torch.loaded_model import INT8, LoadedModel, ModelError
 from worker.engines.torch.paged_network import TransformersNetwork
 from worker.engines.torch.weights_digest import weights_digest
 
@@ -65,7 +64,7 @@ def load_model(
             name=config.model_type,
             weights_digest=weights_digest(folder),
             dtype=str(dtype).removeprefix("torch."),
-            quantization=NAMES[activation_limit()] if is_int8 else quantization,
+            quantization=INT8 if is_int8 else quantization,
             is_batch_invariant=is_batch_invariant,
         ),
         vocab_size=config.vocab_size,

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from worker.engines.torch.kernels.library import Kernels, load_kernels
-from worker.engines.torch.linears.half import HalfLinear
-from worker.engines.torch.linears.int8 import Int8Linear
-from worker.engines.torch.linears.packing import fastest_packing
-from worker.engines.torch.linears.smoothing import smooth
+from worker.engines.torch.kernels.library import load_kernels
 from worker.engines.torch.llama_network import MODEL_TYPES, LlamaNetwork
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.row_blocks import is_invariant_at_any_size
@@ -20,10 +16,9 @@ logger = logging.getLogger(__name__)
 
 def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
     """`loaded` with the fastest network that computes it rightly up to `max_context` tokens. Raises ModelError."""
-    if loaded.is_int8 and not Int8Linear.is_available():
-        raise ModelError("int8 is not to be had here: this build of torch lacks FBGEMM or oneDNN")
     if LlamaNetwork.takes(loaded.model) and (kernels := load_kernels()) is not None:
-        compiled = replace(loaded, network=_compiled(loaded, kernels))
+        dtype = torch.int8 if loaded.is_int8 else loaded.dtype
+        compiled = replace(loaded, network=LlamaNetwork(loaded.model, kernels, dtype))
         try:
             _check_compiled(compiled, max_context)
         except ModelError as error:
@@ -47,15 +42,6 @@ def _check_compiled(loaded: LoadedModel, max_context: int) -> None:
     check_model(loaded, max_context)
     if not is_invariant_at_any_size(loaded):
         raise ModelError("the bits of a row depend on the others in its step")
-
-
-def _compiled(loaded: LoadedModel, kernels: Kernels) -> LlamaNetwork:
-    if loaded.is_int8:
-        # Outliers between gate and down, and a head in 8 bits, would each move perplexity by a percent and more.
-        smooth(loaded.model)
-        return LlamaNetwork(loaded.model, kernels, Int8Linear, HalfLinear)
-    pack = fastest_packing(loaded.dtype, loaded.model.model.layers[0].mlp.gate_proj.weight)
-    return LlamaNetwork(loaded.model, kernels, pack, pack)
 
 
 def _free_linears(model: torch.nn.Module) -> None:

@@ -59,7 +59,7 @@ class PagedForward:
             token_ids += part.token_ids
             positions += range(part.first_position, part.first_position + len(part.token_ids))
         paged = PagedStep(self._memory, tuple(spans), is_row_by_row=self._num_rows is not None)
-        num_padding = max(self._num_rows or self._network.min_rows, len(token_ids)) - len(token_ids)
+        num_padding = max(self._num_rows or 0, len(token_ids)) - len(token_ids)
         token_ids += token_ids[-1:] * num_padding
         positions += positions[-1:] * num_padding
         if self._num_rows is None:

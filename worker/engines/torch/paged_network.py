@@ -9,8 +9,6 @@ from worker.engines.torch.attention import PagedStep
 
 
 class PagedNetwork(Protocol):
-    min_rows: int  # a step has at least so many; what is missing is padded
-
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, kept: torch.Tensor, paged: PagedStep
     ) -> torch.Tensor:
@@ -19,8 +17,6 @@ class PagedNetwork(Protocol):
 
 class TransformersNetwork:
     """Any architecture, by its own code in transformers, which calls `attention.paged_attention`."""
-
-    min_rows = 1
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model

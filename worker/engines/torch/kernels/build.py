@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` for this machine's CPU, once, into a per-user cache."""
+"""Compiles the C files beside it for this machine's CPU, once, into a per-user cache."""
 
 import hashlib
 import os
@@ -8,14 +8,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+HEADER = Path(__file__).with_name("kernels.h")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_S = 120.0
-# Sums may be reordered where the code is compiled, but not by what is summed: NaN and infinity stay what they are.
-# `-ffast-math` would also change how the whole process rounds tiny numbers.
+# Sums stay in the order in which they are written, and NaN and infinity what they are. `-ffast-math` would change both,
+# and how the whole process rounds tiny numbers.
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=fast"),
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+    *("-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"),
 )
 CACHE_VARIABLE = "PDSERVE_CACHE"
 
@@ -40,7 +41,7 @@ def _compile(compiler: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder, target.name)
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
             made.replace(target)  # whoever compiles at the same time made the same
     except subprocess.CalledProcessError as error:
@@ -61,5 +62,6 @@ def _key(compiler: str) -> str:
     cpu_info = Path("/proc/cpuinfo")
     if cpu_info.is_file():
         cpu += b"".join(line for line in cpu_info.read_bytes().splitlines() if line.startswith((b"flags", b"Features")))
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), os.path.realpath(compiler).encode(), cpu)
+    sources = b"\0".join(source.read_bytes() for source in (HEADER, *SOURCES))
+    parts = (sources, " ".join(FLAGS).encode(), os.path.realpath(compiler).encode(), cpu)
     return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()

@@ -8,11 +8,12 @@ import torch
 from kvcache.layout import KvLayout
 from kvcache.pool_memory import PoolMemory
 from worker.engines.torch.attention import SequenceSpan
-from worker.engines.torch.kernels.library import Heads, Kernels, LayerPages, load_kernels
-from worker.engines.torch.kernels.rows import RowForm, Rows
+from worker.engines.torch.kernels.library import Kernels, load_kernels
+from worker.engines.torch.kernels.parts import Heads, LayerPages, Norm, Step
+from worker.engines.torch.kernels.structs import INT8
 from worker.engines.torch.kernels.tables import step_tables
 
-PLAIN = RowForm(torch.float32)
+GROUP = 64  # of `kernels.h`
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 
@@ -29,44 +30,56 @@ def rows(num_rows: int, width: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("delta_type", [None, torch.float32, torch.bfloat16])
-def test_norm_adds_and_norms(kernels: Kernels, delta_type: torch.dtype | None) -> None:
-    residual, weight = rows(5, 48), rows(1, 48, 1)[0]
-    delta = None if delta_type is None else rows(5, 48, 2).to(delta_type)
-    grown = residual if delta is None else residual + delta.float()
-    expected = torch.nn.functional.rms_norm(grown, (48,), weight, 1e-5)
-    normed = kernels.norm(residual, None if delta is None else Rows(delta), weight, 1e-5, PLAIN)
-    torch.testing.assert_close(normed.data, expected)
+def floats(taken: torch.Tensor) -> torch.Tensor:
+    return taken.view(torch.float32)
+
+
+def from_groups(taken: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows for an int8 product as what they stand for [rows, width], their integers, and each one's unit."""
+    groups = taken.view(len(taken), -1, GROUP + 8)
+    integers = groups[..., :GROUP].contiguous().view(torch.int8)
+    units, offsets = (groups[..., GROUP + at : GROUP + at + 4].contiguous() for at in (0, 4))
+    assert torch.equal(offsets.view(torch.int32)[..., 0], -128 * integers.int().sum(dim=-1))
+    unit = units.view(torch.float32).expand(-1, -1, GROUP).flatten(1)[:, :width]
+    assert not integers.flatten(1)[:, width:].any()
+    values = integers.flatten(1)[:, :width].float()
+    return values * unit, values, unit
+
+
+@pytest.mark.parametrize("has_delta", [False, True])
+def test_norm_adds_and_norms(kernels: Kernels, has_delta: bool) -> None:
+    residual, weight = rows(5, 50), rows(1, 50, 1)[0]
+    delta = rows(5, 50, 2) if has_delta else None
+    grown = residual if delta is None else residual + delta
+    expected = torch.nn.functional.rms_norm(grown, (50,), weight, 1e-5)
+    normed = kernels.norm(residual, delta, Norm(weight, 1e-5), torch.float32)
+    torch.testing.assert_close(floats(normed), expected)
     torch.testing.assert_close(residual, grown)
 
 
-def test_silu_times_up_of_scaled_rows(kernels: Kernels) -> None:
-    both, scale = rows(7, 2 * 33) * 20, torch.rand(7) + 0.5
-    gate, up = torch.split(both * scale.unsqueeze(1), 33, dim=1)
+def test_silu_times_up(kernels: Kernels) -> None:
+    both = rows(7, 2 * 33) * 20
+    gate, up = torch.split(both, 33, dim=1)
     expected = torch.nn.functional.silu(gate) * up
-    torch.testing.assert_close(kernels.silu(Rows(both, scale), PLAIN).data, expected)
+    torch.testing.assert_close(floats(kernels.silu(both, torch.float32)), expected)
 
 
-@pytest.mark.parametrize("limit", [127, 63])
-def test_scaled_rows_are_whole_numbers_within_the_limit(kernels: Kernels, limit: int) -> None:
-    x = rows(6, 50) * torch.tensor([1e-6, 1.0, 30.0, 1e6, 0.0, -2.0]).unsqueeze(1)
-    floats = kernels.convert(x, RowForm(torch.float32, limit))
-    integers = kernels.convert(x, RowForm(torch.uint8, limit))
-    assert floats.data.abs().max() == limit
-    assert torch.equal(floats.data, floats.data.round())
-    assert torch.equal(integers.data.float() - limit - 1, floats.data)
-    assert floats.scale is not None and integers.scale is not None and torch.equal(floats.scale, integers.scale)
-    steps = (x - floats.plain()).abs() / floats.scale.unsqueeze(1)
-    assert steps.max() <= 0.5 + 1e-3
+def test_int8_rows_are_rounded_group_by_group(kernels: Kernels) -> None:
+    x = rows(6, 150) * torch.tensor([1e-6, 1.0, 30.0, 1e6, 0.0, -2.0]).unsqueeze(1)
+    x[1, 3] = 1e4  # an outlier, which costs its neighbours their precision, and no others
+    values, integers, unit = from_groups(kernels.convert(x, INT8), 150)
+    assert integers.abs().max() == 127
+    assert ((x - values).abs() <= unit * (0.5 + 1e-3)).all()
+    assert (unit[1, GROUP:] < 0.1).all()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("form", [PLAIN, RowForm(torch.uint8, 127), RowForm(torch.float32, 127)])
-def test_what_is_no_number_stays_none_in_its_row_alone(kernels: Kernels, bad: float, form: RowForm) -> None:
-    x = rows(3, 40)
+@pytest.mark.parametrize("dtype", [torch.float32, INT8], ids=str)
+def test_what_is_no_number_stays_none_in_its_row_alone(kernels: Kernels, bad: float, dtype: torch.dtype) -> None:
+    x = rows(3, 70)
     x[1, 7] = bad
-    normed = kernels.norm(x, None, torch.ones(40), 1e-5, form)
-    whole = normed.data.float() if normed.scale is None else normed.data.float() * normed.scale.unsqueeze(1)
+    normed = kernels.norm(x, None, Norm(torch.ones(70), 1e-5), dtype)
+    whole = from_groups(normed, 70)[0] if dtype is INT8 else floats(normed)
     assert not whole[1].isfinite().all()
     assert whole[0].isfinite().all() and whole[2].isfinite().all()
 
@@ -76,11 +89,11 @@ class Attention:
 
     def __init__(self, kernels: Kernels, head_dim: int, dtype: torch.dtype, lengths: list[int]) -> None:
         layout = KvLayout(2, BLOCK_SIZE, 2, head_dim, dtype, "model")
-        self.heads = Heads(6, 2, head_dim, None, None, 0.0)
+        self.heads = Heads(6, 2, head_dim)
         self._kernels = kernels
         self._memory = PoolMemory(layout, NUM_BLOCKS)
         self._memory.tensor.fill_(math.nan)  # what nobody wrote is not read
-        self.pages = LayerPages(self._memory, 1)
+        self.pages = LayerPages(self._memory, 2)
         self.keys, self.values, self.tables = [], [], []
         free = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()
         for number, length in enumerate(lengths):
@@ -107,7 +120,9 @@ class Attention:
             spans.append(SequenceSpan(start, stop - first, stop, table))
             start += stop - first
         tables = step_tables(spans, self._memory.layout, tile)
-        out = self._kernels.attend(torch.cat(queries), self.heads, self.pages, tables, scale=0.3, window=window)
+        nowhere = torch.zeros(start, self.heads.head_dim)
+        step = Step(tables, nowhere, nowhere)
+        out = self._kernels.attend(torch.cat(queries), self.heads, step, self.pages, 1, scale=0.3, window=window)
         return list(torch.split(out, [stop - first for _, first, stop in parts]))
 
     def expected(self, sequence: int, first: int, stop: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
