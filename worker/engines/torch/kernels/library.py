@@ -38,12 +38,13 @@ class Kernels:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, memory: Arena) -> Product:
         """`weight` [outputs, inputs] and `bias` [outputs] of a floating type, as a product with weights of `dtype`."""
         weight = weight.detach().contiguous()
-        shape = NativeProduct(None, None, type_number(dtype), *weight.shape)
+        outputs, inputs = weight.shape
+        shape = NativeProduct(None, None, type_number(dtype), outputs, inputs)
         packed = memory.take(self._packed_bytes(ctypes.byref(shape)))
         shape.packed = packed.data_ptr()
         self._pack_weights(weight.data_ptr(), type_number(weight.dtype), ctypes.byref(shape), torch.get_num_threads())
         own_bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
-        return Product(dtype, *weight.shape, packed, own_bias)
+        return Product(dtype, outputs, inputs, packed, own_bias)
 
     def convert(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """-> rows for a product of `dtype`."""
