@@ -33,7 +33,6 @@ class Kernels:
         self._attend_rows = _function(library.attend_rows, "pppppp")
         self._multiply_rows = _function(library.multiply_rows, "pppLi")
         self._run_layers = _function(library.run_layers, "pLpppLp")
-        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, memory: Arena) -> Product:
         """`weight` [outputs, inputs] and `bias` [outputs] of a floating type, as a product with weights of `dtype`."""
@@ -120,10 +119,8 @@ class Kernels:
         return out
 
     def run_layers(self, layers: Layers, step: Step, pages: LayerPages, residual: torch.Tensor) -> None:
-        """`residual`: the embedded tokens, and afterwards what the last norm takes. On one thread at a time."""
-        size = self._scratch_bytes(ctypes.byref(layers.native), step.num_rows)
-        if size > len(self._scratch):
-            self._scratch = torch.empty(size, dtype=torch.uint8)
+        """`residual`: the embedded tokens, and afterwards what the last norm takes."""
+        scratch = layers.scratch(self._scratch_bytes(ctypes.byref(layers.native), step.num_rows))
         self._run_layers(
             ctypes.byref(layers.native),
             len(layers.native),
@@ -131,7 +128,7 @@ class Kernels:
             ctypes.byref(step.native),
             residual.data_ptr(),
             residual.shape[1],
-            self._scratch.data_ptr(),
+            scratch.data_ptr(),
         )
 
     def _taken(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

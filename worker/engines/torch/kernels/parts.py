@@ -91,16 +91,23 @@ class Layer:
 
 
 class Layers:
-    """All layers of a decoder, alike in their widths."""
+    """All layers of a decoder, alike in their widths, for one step at a time."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self.native = (NativeLayer * len(layers))(*(layer.native for layer in layers))
 
     def see(self, windows: Sequence[int | None]) -> None:
         """`windows`: how many tokens a token sees, itself included, in each layer."""
         for layer, window in zip(self.native, windows, strict=True):
             layer.attention.window = window or 0
+
+    def scratch(self, num_bytes: int) -> torch.Tensor:
+        """Memory of at least that size for what a step needs in between."""
+        if num_bytes > len(self._scratch):
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._scratch
 
 
 class LayerPages:
