@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
 
-from client.errors import PdserveError
 from config.flags import FlagError, fail, flag, parse
-from pdserve.bench import BenchConfig, run_bench
+from pdserve.bench.command import bench
 from pdserve.chat import run_chat
 from pdserve.drain import run_drain
 from pdserve.local_cluster import ClusterFailed
 from pdserve.master_address import MasterAddressFlags
 from pdserve.serve import ServeConfig, serve
-from pdserve.status import one_line, run_status
+from pdserve.status import run_status
 
 PROG = "pdserve"
-ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "DrainConfig", "BenchConfig")
+ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "DrainConfig")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def main() -> None:
         "status": ("the instances of a cluster", _status),
         "chat": ("talk to a cluster from the terminal", _chat),
         "drain": ("NAME: let an instance finish what it has and take nothing new", _drain),
-        "bench": ("put load on a cluster and measure it", _bench),
+        "bench": ("measure a cluster, or a part of it", bench),
     }
     usage = "\n".join(
         [f"usage: {PROG} COMMAND [--flag=value ...]", ""] + [f"  {n:<8} {t[0]}" for n, t in commands.items()]
@@ -92,15 +91,6 @@ def _drain(argv: Sequence[str]) -> int:
         name, flags = argv[0], argv[1:]
     config = _parse(DrainConfig, flags, "drain NAME", "Lets an instance finish what it has and take nothing new.")
     return run_drain(config.address, name, config.ca_file)
-
-
-def _bench(argv: Sequence[str]) -> int:
-    config = _parse(BenchConfig, argv, "bench", "Puts load on a cluster and measures what its clients feel.")
-    try:
-        return asyncio.run(run_bench(config))
-    except PdserveError as error:
-        print(f"{PROG} bench: no answer from the master at {config.address}: {one_line(error)}", file=sys.stderr)
-        return 2
 
 
 def _parse(cls: type[ConfigT], argv: Sequence[str], command: str, description: str) -> ConfigT:

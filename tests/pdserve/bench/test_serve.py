@@ -3,7 +3,7 @@
 import pytest
 
 from config.flags import FlagError
-from pdserve.bench import BenchConfig, Sample, summarise
+from pdserve.bench.serve import BenchConfig, Sample, summarise
 
 
 def sample(ttft_s: float, gaps_s: tuple[float, ...], num_tokens: int) -> Sample:

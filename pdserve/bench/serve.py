@@ -1,4 +1,4 @@
-"""`pdserve bench`: load for a cluster, and what its clients would have felt.
+"""`pdserve bench serve`: load for a cluster, and what its clients would have felt.
 
 Closed loop: `concurrency` clients, each with one request at a time. Open loop (`rate`): requests arrive by a Poisson
 process whatever the cluster does, which is how the world behaves. Prompts are random token ids, so that nothing is in a

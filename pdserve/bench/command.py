@@ -1,0 +1,71 @@
+"""The command `pdserve bench`: what can be measured, and with which flags."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from client.errors import PdserveError
+from config.flags import FlagError, parse
+from pdserve.bench.engine import EngineBenchConfig, bench_engine
+from pdserve.bench.serve import BenchConfig, run_bench
+from pdserve.status import one_line
+
+DEFAULT = "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """`run` takes what is said after its name."""
+
+    purpose: str
+    run: Callable[[Sequence[str]], int]
+
+
+def bench(argv: Sequence[str]) -> int:
+    """`serve` where no part is named. Raises FlagError."""
+    parts = {
+        DEFAULT: _Part("load on a cluster, as its clients feel it", _serve),
+        "engine": _Part("a worker's engine by itself: prompts, steps, sampling", _engine),
+    }
+    if argv and not argv[0].startswith("-"):
+        name, flags = argv[0], argv[1:]
+    elif {"-h", "--help"} & set(argv):
+        lines = [f"  pdserve bench {name:<9}{part.purpose}" for name, part in parts.items()]
+        print("\n".join([*lines, "", f"Without a name it is {DEFAULT}; each shows its flags with --help."]))
+        return 0
+    else:
+        name, flags = DEFAULT, argv
+    if name not in parts:
+        raise FlagError(None, f"nothing called {name!r} can be measured; there are {', '.join(parts)}")
+    return parts[name].run(flags)
+
+
+def _serve(argv: Sequence[str]) -> int:
+    config = parse(
+        BenchConfig,
+        argv,
+        prog="pdserve bench serve",
+        description="Puts load on a cluster and measures what its clients feel.",
+        environ=os.environ,
+        version=version("pdserve"),
+    )
+    try:
+        return asyncio.run(run_bench(config))
+    except PdserveError as error:
+        print(f"pdserve bench: no answer from the master at {config.address}: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _engine(argv: Sequence[str]) -> int:
+    config = parse(
+        EngineBenchConfig,
+        argv,
+        prog="pdserve bench engine",
+        description="Measures a worker's engine without a server around it. Takes a worker's flags too.",
+        environ=os.environ,
+        version=version("pdserve"),
+    )
+    return bench_engine(config)
