@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2_grpc import HealthStub
-
 from config.address import join_host_port
 from config.cores import usable_cores
 from pdserve.child_process import ChildProcess
+from pdserve.free_port import free_port
+from pdserve.readiness import is_serving
 
 HOST = "127.0.0.1"
 RESTART_PAUSE_S = 1.0
@@ -67,7 +63,7 @@ class LocalCluster:
         self._plan = plan
         self._tell = tell
         self._http_port, self._rpc_port, self._etcd_port = (
-            port or _free_port() for port in (plan.http_port, plan.rpc_port, plan.etcd_port)
+            port or free_port() for port in (plan.http_port, plan.rpc_port, plan.etcd_port)
         )
         self._stack = contextlib.AsyncExitStack()
         self._watching: list[asyncio.Task[None]] = []
@@ -180,7 +176,7 @@ class LocalCluster:
     async def _wait_until_ready(self) -> None:
         """Raises ClusterFailed."""
         self._tell("loading the model")
-        ready = asyncio.create_task(self._is_serving())
+        ready = asyncio.create_task(is_serving(self.grpc_address))
         try:
             waited: set[asyncio.Future[None] | asyncio.Future[ClusterFailed]] = {ready, self._failure}
             await asyncio.wait(waited, timeout=self._plan.ready_timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -192,20 +188,3 @@ class LocalCluster:
             await ready
         finally:
             ready.cancel()
-
-    async def _is_serving(self) -> None:
-        """Returns when the master's health service says SERVING."""
-        options = (("grpc.enable_http_proxy", 0),)
-        while True:
-            async with grpc.aio.insecure_channel(self.grpc_address, options=options) as channel:
-                watch = HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    async for response in watch:
-                        if response.status == health_pb2.HealthCheckResponse.SERVING:
-                            return
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port

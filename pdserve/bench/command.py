@@ -10,6 +10,7 @@ from importlib.metadata import version
 from client.errors import PdserveError
 from config.flags import FlagError, parse
 from pdserve.bench.engine import EngineBenchConfig, bench_engine
+from pdserve.bench.master.measure import MasterBenchConfig, bench_master
 from pdserve.bench.serve import BenchConfig, run_bench
 from pdserve.status import one_line
 
@@ -29,6 +30,7 @@ def bench(argv: Sequence[str]) -> int:
     parts = {
         DEFAULT: _Part("load on a cluster, as its clients feel it", _serve),
         "engine": _Part("a worker's engine by itself: prompts, steps, sampling", _engine),
+        "master": _Part("a master by itself, between stand-in workers and its own load", _master),
     }
     if argv and not argv[0].startswith("-"):
         name, flags = argv[0], argv[1:]
@@ -69,3 +71,15 @@ def _engine(argv: Sequence[str]) -> int:
         version=version("pdserve"),
     )
     return bench_engine(config)
+
+
+def _master(argv: Sequence[str]) -> int:
+    config = parse(
+        MasterBenchConfig,
+        argv,
+        prog="pdserve bench master",
+        description="Measures a master's CPU time, latency and memory, with workers that compute nothing.",
+        environ=os.environ,
+        version=version("pdserve"),
+    )
+    return asyncio.run(bench_master(config))
