@@ -43,7 +43,7 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
             is_int8=config.quantization is Quantization.INT8,
         )
         max_context = _max_context(config, loaded)
-        loaded = with_checked_network(loaded, max_context)
+        loaded = with_checked_network(loaded, max_context, config.threads)
     except ModelError as error:
         raise FlagError("model", str(error)) from error
     layout = loaded.layout(config.block_size)

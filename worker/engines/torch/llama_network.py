@@ -19,7 +19,7 @@ from kvcache.pool_memory import PoolMemory
 from worker.engines.torch.attention import PagedStep
 from worker.engines.torch.kernels.arena import Arena
 from worker.engines.torch.kernels.library import MAX_HEAD_DIM, MAX_TILE, Kernels
-from worker.engines.torch.kernels.parts import Heads, Layer, LayerPages, Layers, Norm, Product, Step
+from worker.engines.torch.kernels.parts import Heads, Layer, LayerPages, Network, Norm, Product, Step
 from worker.engines.torch.kernels.tables import TILE, step_tables
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")
@@ -36,9 +36,7 @@ class LlamaNetwork:
         self._attentions = [layer.self_attn for layer in decoder.layers]  # they tell windows, which checks may narrow
         pack = partial(_packed, kernels, Arena(), dtype)
         layers = [_layer(layer, pack) for layer in decoder.layers]
-        self._layers = Layers(layers)
-        self._last_norm = _norm(decoder.norm)
-        self._head = pack(model.lm_head)
+        self._network = Network(layers, _norm(decoder.norm), pack(model.lm_head))
         self._max_tile = min(TILE, MAX_TILE // (layers[0].heads.num_heads // layers[0].heads.num_kv_heads))
         self._pages: dict[PoolMemory, LayerPages] = {}
 
@@ -62,12 +60,8 @@ class LlamaNetwork:
         residual = self._embedding(token_ids).float()
         cos, sin = (part[0].float().contiguous() for part in self._ropes(residual, positions.unsqueeze(0)))
         step = Step(step_tables(paged.spans, paged.memory.layout, self._max_tile), cos, sin)
-        self._layers.see([_window(attention, self._config) for attention in self._attentions])
-        self._kernels.run_layers(self._layers, step, self._pages_of(paged.memory), residual)
-        if not len(kept):
-            return torch.empty(0, self._head.outputs)
-        normed = self._kernels.norm(residual[kept], None, self._last_norm, self._head.dtype)
-        return self._kernels.multiply(normed, self._head)
+        self._network.see([_window(attention, self._config) for attention in self._attentions])
+        return self._kernels.run(self._network, step, self._pages_of(paged.memory), residual, kept)
 
     def _pages_of(self, memory: PoolMemory) -> LayerPages:
         if memory not in self._pages:

@@ -14,9 +14,9 @@ from worker.engines.torch.self_check import check_model
 logger = logging.getLogger(__name__)
 
 
-def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
+def with_checked_network(loaded: LoadedModel, max_context: int, num_threads: int) -> LoadedModel:
     """`loaded` with the fastest network that computes it rightly up to `max_context` tokens. Raises ModelError."""
-    if LlamaNetwork.takes(loaded.model) and (kernels := load_kernels()) is not None:
+    if LlamaNetwork.takes(loaded.model) and (kernels := load_kernels(num_threads)) is not None:
         dtype = torch.int8 if loaded.is_int8 else loaded.dtype
         compiled = replace(loaded, network=LlamaNetwork(loaded.model, kernels, dtype))
         try:
@@ -27,6 +27,7 @@ def with_checked_network(loaded: LoadedModel, max_context: int) -> LoadedModel:
             logger.warning("computed by transformers, slower, as compiled kernels do not fit: %s", error)
         else:
             _free_linears(loaded.model)
+            torch.set_num_threads(1)  # the others would only spin beside the network's own threads
             return compiled
     if loaded.is_int8:
         raise ModelError(

@@ -1,6 +1,7 @@
 """The compiled network: transformers' logits, the same bits in every batch, and what serves where it can't."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.worker.engines.torch.engine_rig import GREEDY, SEEDED, Node, hand_off
 from tests.worker.engines.torch.reference import Reference, prompt
 from worker.config import DType, Quantization
 from worker.engines.torch.kernels import build
-from worker.engines.torch.kernels.library import load_kernels
+from worker.engines.torch.kernels.library import load_library
 from worker.engines.torch.llama_network import MODEL_TYPES, LlamaNetwork
 from worker.engines.torch.loaded_model import LoadedModel
 from worker.engines.torch.loader import load_model
@@ -32,11 +33,11 @@ PRECISIONS = [("float32", False), ("float16", False), ("bfloat16", False), ("flo
 MOST_PERPLEXITY = 1.01  # of int8, relative to float32
 NUM_TOKENS = 512
 
-needs_compiler = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 
 
 def network_of(folder: Path, dtype: str = "float32", is_int8: bool = False) -> LoadedModel:
-    return with_checked_network(load_model(folder, CPU, dtype, is_int8=is_int8), 256)
+    return with_checked_network(load_model(folder, CPU, dtype, is_int8=is_int8), 256, num_threads=1)
 
 
 @needs_compiler
@@ -83,9 +84,9 @@ def test_apart_and_together_and_in_batches_give_one_answer(
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
-    load_kernels.cache_clear()
+    load_library.cache_clear()
     yield
-    load_kernels.cache_clear()
+    load_library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -125,6 +126,27 @@ def test_the_network_reads_nothing_of_the_model_but_its_embedding(checkpoint: Ca
         if "embed_tokens" not in name:
             parameter.data = torch.full_like(parameter, torch.nan)
     assert torch.equal(forward.run([part]), expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "is_int8"), PRECISIONS)
+def test_any_number_of_threads_computes_the_same_bits(
+    dtype: str, is_int8: bool, checkpoint: Callable[[Family], Path]
+) -> None:
+    found = []
+    for num_threads in (1, 2, 5):
+        before = len(os.listdir("/proc/self/task"))
+        loaded = load_model(checkpoint(Family.QWEN3), CPU, dtype, is_int8=is_int8)
+        loaded = with_checked_network(loaded, 64, num_threads=num_threads)
+        assert len(os.listdir("/proc/self/task")) >= before + num_threads - 1
+        forward = PagedForward(loaded.network, PoolMemory(loaded.layout(16), 6))
+        parts = [
+            Part(prompt(30, 1), 0, range(3), range(30), first_position=0),
+            *(Part(prompt(1, seed), 0, range(seed, seed + 1), range(1), first_position=0) for seed in (3, 4, 5)),
+        ]
+        found.append(forward.run(parts))
+        del forward, loaded
+    assert all(torch.equal(logits, found[0]) for logits in found[1:])
 
 
 @needs_compiler

@@ -146,7 +146,7 @@ INLINED vector weigh(struct query *query, vector *scores, long count) {
 }
 
 /* `num` queries over the tokens at hand, of which those from `from` on are seen by any. */
-INLINED void meet(struct query *queries, const vector *keys, const float *const *values, long from, long count, long wide,
+INLINED void ask(struct query *queries, const vector *keys, const float *const *values, long from, long count, long wide,
                   const long num) {
     vector scores[num][KEYS / LANES];
     for (long part = 0; part * LANES < count; part++) {
@@ -174,12 +174,12 @@ INLINED void meet(struct query *queries, const vector *keys, const float *const 
 }
 
 /* All of `num` queries; how many meet the keys together is a constant, so that loops unroll. */
-static void meet_all(struct query *queries, long num, const vector *keys, const float *const *values, long from,
+static void ask_all(struct query *queries, long num, const vector *keys, const float *const *values, long from,
                      long count, long wide) {
-    for (; num >= QUERIES; num -= QUERIES, queries += QUERIES) meet(queries, keys, values, from, count, wide, QUERIES);
-    if (num == 3) meet(queries, keys, values, from, count, wide, 3);
-    if (num == 2) meet(queries, keys, values, from, count, wide, 2);
-    if (num == 1) meet(queries, keys, values, from, count, wide, 1);
+    for (; num >= QUERIES; num -= QUERIES, queries += QUERIES) ask(queries, keys, values, from, count, wide, QUERIES);
+    if (num == 3) ask(queries, keys, values, from, count, wide, 3);
+    if (num == 2) ask(queries, keys, values, from, count, wide, 2);
+    if (num == 1) ask(queries, keys, values, from, count, wide, 1);
 }
 
 /* The queries of one tile under some KV heads. Softmax goes along (Milakov & Gimelshein 2018), KEYS tokens after the
@@ -220,7 +220,7 @@ static void attend_tile(const struct tile *tile, long first_kv_head, long num_kv
             load_keys(keys, pages, &tokens, &next, head_first, width, wide);
             find_values(values, scratch, pages, &tokens, head_first, width, wide);
             const long from = seen > begin ? seen - begin : 0;
-            meet_all(asking + head * per_head, per_head, keys, values, from, tokens.count, wide);
+            ask_all(asking + head * per_head, per_head, keys, values, from, tokens.count, wide);
         }
         tokens = next;
     }
@@ -231,15 +231,14 @@ static void attend_tile(const struct tile *tile, long first_kv_head, long num_kv
 }
 
 /* `queries` and `out` [rows, num_heads, head_dim]; padding rows become 0. */
-void attend_rows(const float *queries, const struct heads *heads, const struct attention *how, const struct step *step,
-                 const struct pages *pages, float *out) {
+void attend_rows(const struct member *me, const float *queries, const struct heads *heads, const struct attention *how,
+                 const struct step *step, const struct pages *pages, float *out) {
     const long num_items = step->num_tiles * heads->num_kv_heads, row = heads->num_heads * heads->head_dim;
-    memset(out + step->stored * row, 0, (size_t)((step->rows - step->stored) * row) * sizeof *out);
-#pragma omp parallel for schedule(dynamic) num_threads(step->threads) if (num_items > 1 && step->threads > 1)
-    for (long item = num_items - 1; item >= 0; item--) { /* the longest of a prompt first */
+    if (me->index == 0) memset(out + step->stored * row, 0, (size_t)((step->rows - step->stored) * row) * sizeof *out);
+    for (long item; (item = num_items - 1 - next_item(me)) >= 0;) { /* the longest of a prompt first */
         const struct tile *tile = step->tiles + item / heads->num_kv_heads;
         long kv_head = item % heads->num_kv_heads, num_kv_heads = 1;
-        if (tile->num_rows == 1 && step->num_tiles >= step->threads) { /* all heads, as their KV lies together */
+        if (tile->num_rows == 1 && step->num_tiles >= 2 * team_size(me)) { /* all heads, as their KV lies together */
             if (kv_head > 0) continue;
             num_kv_heads = heads->num_kv_heads;
         }

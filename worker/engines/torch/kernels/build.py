@@ -15,7 +15,7 @@ COMPILE_TIMEOUT_S = 120.0
 # Sums stay in the order in which they are written, and NaN and infinity what they are. `-ffast-math` would change both,
 # and how the whole process rounds tiny numbers.
 FLAGS = (
-    *("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=fast"),
+    *("-O3", "-march=native", "-pthread", "-fPIC", "-shared", "-ffp-contract=fast"),
     *("-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-Wno-psabi"),
 )
 CACHE_VARIABLE = "PDSERVE_CACHE"

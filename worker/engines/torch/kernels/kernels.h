@@ -19,9 +19,8 @@
 enum type { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };
 
 enum {
-    LANES = 16,      /* of a vector */
-    GROUP = 64,      /* neighbours in a row that share a scale when they are rounded to 8 bits */
-    SMALL = 1 << 14, /* elements: below, waking other threads costs more than it saves */
+    LANES = 16, /* of a vector */
+    GROUP = 64, /* neighbours in a row that share a scale when they are rounded to 8 bits */
 };
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
@@ -167,7 +166,6 @@ struct step {
     const int32_t *blocks; /* the sequences' block tables, one after the other */
     const int64_t *slots;  /* [stored]: the element of a layer's pages at which a token's KV begins */
     long num_tiles, stored, rows;
-    int threads;
 };
 
 struct norm {
@@ -175,16 +173,33 @@ struct norm {
     float epsilon;
 };
 
+/* One of the threads that compute a step together. Each does its share of a part, and nobody begins the next part before
+ * all have `met`. */
+struct member {
+    struct team *team;
+    long index;
+};
+
+struct range {
+    long first, stop;
+};
+
+void run_team(struct team *team, void (*work)(const struct member *, void *), void *what);
+long team_size(const struct member *me);
+struct range share_of(const struct member *me, long count);
+long next_item(const struct member *me); /* 0, 1, ..., each to one member, since all met last */
+void meet(const struct member *me);
+
 size_t row_bytes(long type, long width);
-void put_row(const float *row, void *out, long type, long index, long width);
-void norm_rows(float *residual, const float *delta, const struct norm *norm, void *out, long type, long rows, long width,
-               int threads);
-void convert_rows(const float *in, void *out, long type, long rows, long width, int threads);
-void silu_rows(const float *in, void *out, long type, long rows, long width, int threads);
-void rope_rows(const float *in, const struct heads *heads, const struct step *step, float *queries,
-               const struct pages *pages);
-void attend_rows(const float *queries, const struct heads *heads, const struct attention *how, const struct step *step,
-                 const struct pages *pages, float *out);
-void multiply_rows(const void *rows, const struct product *product, float *out, long num_rows, int threads);
+void norm_row(const float *x, const struct norm *norm, void *out, long type, long index, long width);
+void norm_rows(const struct member *me, float *residual, const float *delta, const struct norm *norm, void *out, long type,
+               long rows, long width);
+void convert_rows(const struct member *me, const float *in, void *out, long type, long rows, long width);
+void silu_rows(const struct member *me, const float *in, void *out, long type, long rows, long width);
+void rope_rows(const struct member *me, const float *in, const struct heads *heads, const struct step *step,
+               float *queries, const struct pages *pages);
+void attend_rows(const struct member *me, const float *queries, const struct heads *heads, const struct attention *how,
+                 const struct step *step, const struct pages *pages, float *out);
+void multiply_rows(const struct member *me, const void *rows, const struct product *product, float *out, long num_rows);
 
 #endif

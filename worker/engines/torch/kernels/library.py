@@ -1,16 +1,17 @@
-"""The functions of `kernels.h` as Python calls on tensors. They release the GIL and use torch's own threads."""
+"""The functions of `kernels.h` as Python calls on tensors. They release the GIL."""
 
 import ctypes
 import functools
 import logging
+import weakref
 from typing import Any
 
 import torch
 
 from worker.engines.torch.kernels.arena import Arena
 from worker.engines.torch.kernels.build import CannotBuild, library_file
-from worker.engines.torch.kernels.parts import Heads, LayerPages, Layers, Norm, Product, Step
-from worker.engines.torch.kernels.structs import NativeAttention, NativeProduct, type_number
+from worker.engines.torch.kernels.parts import LayerPages, Network, Product, Step
+from worker.engines.torch.kernels.structs import NativeProduct, type_number
 
 logger = logging.getLogger(__name__)
 
@@ -18,21 +19,25 @@ MAX_HEAD_DIM = 256
 MAX_TILE = 64  # rows of queries, of all heads of a tile
 
 
-class Kernels:
-    """Rows are float32 [rows, width]; those for a product are bytes, `row_bytes` each, in the form of its type."""
+class Team:
+    """`num_threads` threads, the caller among them; fewer where the system gives no more. They end with the object."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._row_bytes = _function(library.row_bytes, "LL", ctypes.c_size_t)
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self.pointer: int | None = _function(library.new_team, "L", ctypes.c_void_p)(num_threads)
+        if self.pointer is None:
+            raise MemoryError
+        weakref.finalize(self, _function(library.end_team, "p"), self.pointer)
+
+
+class Kernels:
+    """What one network computes with: one call at a time."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self._team = Team(library, num_threads)
         self._packed_bytes = _function(library.packed_bytes, "p", ctypes.c_size_t)
         self._scratch_bytes = _function(library.scratch_bytes, "pL", ctypes.c_size_t)
-        self._pack_weights = _function(library.pack_weights, "pLpi")
-        self._norm_rows = _function(library.norm_rows, "ppppLLLi")
-        self._convert_rows = _function(library.convert_rows, "ppLLLi")
-        self._silu_rows = _function(library.silu_rows, "ppLLLi")
-        self._rope_rows = _function(library.rope_rows, "ppppp")
-        self._attend_rows = _function(library.attend_rows, "pppppp")
-        self._multiply_rows = _function(library.multiply_rows, "pppLi")
-        self._run_layers = _function(library.run_layers, "pLpppLp")
+        self._pack_weights = _function(library.pack_weights, "ppLp")
+        self._run_network = _function(library.run_network, "ppppppLpp")
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, memory: Arena) -> Product:
         """`weight` [outputs, inputs] and `bias` [outputs] of a floating type, as a product with weights of `dtype`."""
@@ -41,112 +46,49 @@ class Kernels:
         shape = NativeProduct(None, None, type_number(dtype), outputs, inputs)
         packed = memory.take(self._packed_bytes(ctypes.byref(shape)))
         shape.packed = packed.data_ptr()
-        self._pack_weights(weight.data_ptr(), type_number(weight.dtype), ctypes.byref(shape), torch.get_num_threads())
+        self._pack_weights(self._team.pointer, weight.data_ptr(), type_number(weight.dtype), ctypes.byref(shape))
         own_bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
         return Product(dtype, outputs, inputs, packed, own_bias)
 
-    def convert(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """-> rows for a product of `dtype`."""
-        out = self._taken(rows.shape, dtype)
-        self._convert_rows(rows.data_ptr(), out.data_ptr(), type_number(dtype), *rows.shape, torch.get_num_threads())
-        return out
-
-    def norm(self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, dtype: torch.dtype) -> torch.Tensor:
-        """`residual` grows by `delta` -> it, normed, as rows for a product of `dtype`."""
-        out = self._taken(residual.shape, dtype)
-        self._norm_rows(
-            residual.data_ptr(),
-            None if delta is None else delta.data_ptr(),
-            ctypes.byref(norm.native),
-            out.data_ptr(),
-            type_number(dtype),
-            *residual.shape,
-            torch.get_num_threads(),
-        )
-        return out
-
-    def silu(self, gate_up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """silu(gate) * up of rows [gate | up], as rows for a product of `dtype`."""
-        num_rows, both = gate_up.shape
-        out = self._taken((num_rows, both // 2), dtype)
-        kind = type_number(dtype)
-        self._silu_rows(gate_up.data_ptr(), out.data_ptr(), kind, num_rows, both // 2, torch.get_num_threads())
-        return out
-
-    def multiply(self, taken: torch.Tensor, product: Product) -> torch.Tensor:
-        """`taken` as others here give rows for it -> float32 [rows, outputs]."""
-        out = torch.empty(len(taken), product.outputs)
-        native = ctypes.byref(product.native)
-        self._multiply_rows(taken.data_ptr(), native, out.data_ptr(), len(taken), torch.get_num_threads())
-        return out
-
-    def rope(self, qkv: torch.Tensor, heads: Heads, step: Step, pages: LayerPages, layer: int) -> torch.Tensor:
-        """Rows [q | k | v] -> queries float32 [rows, num_heads, head_dim]; keys and values go into the pages."""
-        queries = torch.empty(len(qkv), heads.num_heads, heads.head_dim)
-        self._rope_rows(
-            qkv.data_ptr(),
-            ctypes.byref(heads.native),
-            ctypes.byref(step.native),
-            queries.data_ptr(),
-            ctypes.byref(pages.native[layer]),
-        )
-        return queries
-
-    def attend(
-        self,
-        queries: torch.Tensor,
-        heads: Heads,
-        step: Step,
-        pages: LayerPages,
-        layer: int,
-        *,
-        scale: float,
-        window: int | None,
+    def run(
+        self, network: Network, step: Step, pages: LayerPages, residual: torch.Tensor, kept: torch.Tensor
     ) -> torch.Tensor:
-        """`queries` float32 [rows, num_heads, head_dim] -> alike; padding rows are 0.
+        """`residual` float32 [rows, width], the embedded tokens, is overwritten. `kept` int64: different rows.
 
-        `window` in tokens, itself included.
+        -> logits float32 [len(kept), vocabulary] of the rows `kept`.
         """
-        out = torch.empty_like(queries)
-        self._attend_rows(
-            queries.data_ptr(),
-            ctypes.byref(heads.native),
-            ctypes.byref(NativeAttention(scale, window or 0)),
-            ctypes.byref(step.native),
-            ctypes.byref(pages.native[layer]),
-            out.data_ptr(),
-        )
-        return out
-
-    def run_layers(self, layers: Layers, step: Step, pages: LayerPages, residual: torch.Tensor) -> None:
-        """`residual`: the embedded tokens, and afterwards what the last norm takes."""
-        scratch = layers.scratch(self._scratch_bytes(ctypes.byref(layers.native), step.num_rows))
-        self._run_layers(
-            ctypes.byref(layers.native),
-            len(layers.native),
+        scratch = network.scratch(self._scratch_bytes(ctypes.byref(network.native), step.num_rows))
+        logits = torch.empty(len(kept), network.head.outputs)
+        self._run_network(
+            self._team.pointer,
+            ctypes.byref(network.native),
             ctypes.byref(pages.native),
             ctypes.byref(step.native),
             residual.data_ptr(),
-            residual.shape[1],
+            kept.data_ptr(),
+            len(kept),
+            logits.data_ptr(),
             scratch.data_ptr(),
         )
+        return logits
 
-    def _taken(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        num_rows, width = shape
-        return torch.empty(num_rows, self._row_bytes(type_number(dtype), width), dtype=torch.uint8)
+
+def load_kernels(num_threads: int) -> Kernels | None:
+    """None, and one line of log, where they can't be compiled."""
+    library = load_library()
+    return None if library is None else Kernels(library, num_threads)
 
 
 @functools.cache
-def load_kernels() -> Kernels | None:
-    """None, and one line of log, where they can't be compiled."""
+def load_library() -> ctypes.CDLL | None:
     try:
-        return Kernels(ctypes.CDLL(str(library_file())))
+        return ctypes.CDLL(str(library_file()))
     except (CannotBuild, OSError) as error:
         logger.warning("slower without compiled kernels: %s", error)
         return None
 
 
-_LETTERS: "dict[str, type[ctypes._SimpleCData[Any]]]" = {"p": ctypes.c_void_p, "i": ctypes.c_int, "L": ctypes.c_long}
+_LETTERS: "dict[str, type[ctypes._SimpleCData[Any]]]" = {"p": ctypes.c_void_p, "L": ctypes.c_long}
 
 
 def _function(

@@ -10,6 +10,7 @@ from worker.engines.torch.kernels.structs import (
     NativeAttention,
     NativeHeads,
     NativeLayer,
+    NativeNetwork,
     NativeNorm,
     NativePages,
     NativeProduct,
@@ -90,17 +91,19 @@ class Layer:
         )
 
 
-class Layers:
-    """All layers of a decoder, alike in their widths, for one step at a time."""
+class Network:
+    """All layers of a decoder, alike in their widths, what follows them, and room for one step at a time."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[Layer], last_norm: Norm, head: Product) -> None:
+        self._keep = (layers, last_norm)
+        self._layers = (NativeLayer * len(layers))(*(layer.native for layer in layers))
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self.native = (NativeLayer * len(layers))(*(layer.native for layer in layers))
+        self.head = head
+        self.native = NativeNetwork(self._layers, last_norm.native, head.native, len(layers), head.inputs)
 
     def see(self, windows: Sequence[int | None]) -> None:
         """`windows`: how many tokens a token sees, itself included, in each layer."""
-        for layer, window in zip(self.native, windows, strict=True):
+        for layer, window in zip(self._layers, windows, strict=True):
             layer.attention.window = window or 0
 
     def scratch(self, num_bytes: int) -> torch.Tensor:
@@ -138,7 +141,6 @@ class Step:
             len(tables.tiles),
             len(tables.slots),
             self.num_rows,
-            torch.get_num_threads(),
         )
 
 

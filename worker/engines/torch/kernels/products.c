@@ -73,20 +73,32 @@ static void pack_output(const float *weights, const struct product *product, cha
     }
 }
 
-/* `weights` [outputs, inputs] of `type` to product->packed, which has packed_bytes(). */
-void pack_weights(const void *weights, long type, const struct product *product, int threads) {
-    size_t tile_bytes = (size_t)steps_of(product->type, product->inputs) * step_bytes(product->type);
-    long tiles = tiles_of(product);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (long tile = 0; tile < tiles; tile++) {
+struct packing {
+    const void *weights;
+    long type;
+    const struct product *product;
+};
+
+static void pack_share(const struct member *me, void *what) {
+    const struct packing *packing = what;
+    const struct product *product = packing->product;
+    const size_t tile_bytes = (size_t)steps_of(product->type, product->inputs) * step_bytes(product->type);
+    const struct range mine = share_of(me, tiles_of(product));
+    for (long tile = mine.first; tile < mine.stop; tile++) {
         char *to = (char *)product->packed + (size_t)tile * tile_bytes;
         memset(to, 0, tile_bytes);
         for (long lane = 0; lane < LANES && tile * LANES + lane < product->outputs; lane++) {
             float row[product->inputs];
-            load(row, weights, type, (tile * LANES + lane) * product->inputs, product->inputs);
+            load(row, packing->weights, packing->type, (tile * LANES + lane) * product->inputs, product->inputs);
             pack_output(row, product, to, lane);
         }
     }
+}
+
+/* `weights` [outputs, inputs] of `type` to product->packed, which has packed_bytes(). */
+void pack_weights(struct team *team, const void *weights, long type, const struct product *product) {
+    struct packing packing = {weights, type, product};
+    run_team(team, pack_share, &packing);
 }
 
 /* sums + weights * x for one step; `x` is what the row has there. */
@@ -221,10 +233,10 @@ INLINED void multiply_all(const char *rows, const struct product *product, long 
 }
 
 /* `rows` as put_row writes them for the product's type -> `out` [num_rows, outputs]. */
-void multiply_rows(const void *rows, const struct product *product, float *out, long num_rows, int threads) {
-    const long tiles = tiles_of(product), together = product->type == INT8 ? GROUP_TILES : TILES;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (long tile = 0; tile < tiles; tile += together) {
+void multiply_rows(const struct member *me, const void *rows, const struct product *product, float *out, long num_rows) {
+    const long together = product->type == INT8 ? GROUP_TILES : TILES;
+    const struct range mine = share_of(me, tiles_of(product) / together);
+    for (long tile = mine.first * together; tile < mine.stop * together; tile += together) {
         if (product->type == INT8)
             multiply_all(rows, product, tile, out, num_rows, INT8);
         else if (product->type == BFLOAT16)

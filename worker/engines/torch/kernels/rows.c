@@ -48,7 +48,7 @@ static inline void round_group(const float *restrict x, struct rounded *out) {
     }
 }
 
-void put_row(const float *row, void *out, long type, long index, long width) {
+static void put_row(const float *row, void *out, long type, long index, long width) {
     if (type == INT8) {
         struct rounded *target = (struct rounded *)((char *)out + (size_t)index * row_bytes(type, width));
         for (long first = 0; first < width; first += GROUP) {
@@ -65,30 +65,35 @@ void put_row(const float *row, void *out, long type, long index, long width) {
     }
 }
 
-/* residual [rows, width] += delta (none: NULL), and its RMS norm times the weight is put to `out`. */
-void norm_rows(float *residual, const float *delta, const struct norm *norm, void *out, long type, long rows, long width,
-               int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows > 1 && rows * width > SMALL)
-    for (long row = 0; row < rows; row++) {
+/* The RMS norm of x, times the weight, to row `index` of `out`. */
+void norm_row(const float *x, const struct norm *norm, void *out, long type, long index, long width) {
+    float normed[width];
+    float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / (float)width + norm->epsilon);
+    for (long i = 0; i < width; i++) normed[i] = x[i] * factor * norm->weight[i];
+    put_row(normed, out, type, index, width);
+}
+
+/* residual [rows, width] += delta (none: NULL), and its norm is put to `out`. */
+void norm_rows(const struct member *me, float *residual, const float *delta, const struct norm *norm, void *out, long type,
+               long rows, long width) {
+    const struct range mine = share_of(me, rows);
+    for (long row = mine.first; row < mine.stop; row++) {
         float *x = residual + row * width;
-        float normed[width];
         if (delta != NULL)
             for (long i = 0; i < width; i++) x[i] += delta[row * width + i];
-        float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / (float)width + norm->epsilon);
-        for (long i = 0; i < width; i++) normed[i] = x[i] * factor * norm->weight[i];
-        put_row(normed, out, type, row, width);
+        norm_row(x, norm, out, type, row, width);
     }
 }
 
-void convert_rows(const float *in, void *out, long type, long rows, long width, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows > 1 && rows * width > SMALL)
-    for (long row = 0; row < rows; row++) put_row(in + row * width, out, type, row, width);
+void convert_rows(const struct member *me, const float *in, void *out, long type, long rows, long width) {
+    const struct range mine = share_of(me, rows);
+    for (long row = mine.first; row < mine.stop; row++) put_row(in + row * width, out, type, row, width);
 }
 
 /* silu(gate) * up of rows [gate | up], each `width` wide. */
-void silu_rows(const float *in, void *out, long type, long rows, long width, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows > 1 && rows * width > SMALL)
-    for (long row = 0; row < rows; row++) {
+void silu_rows(const struct member *me, const float *in, void *out, long type, long rows, long width) {
+    const struct range mine = share_of(me, rows);
+    for (long row = mine.first; row < mine.stop; row++) {
         const float *gate = in + 2 * row * width, *up = gate + width;
         float product[width + LANES];
         for (long i = 0; i < width; i += LANES) {
@@ -120,12 +125,12 @@ static inline void turn(float *restrict x, const float *norm, float epsilon, con
 
 /* From rows [q | k | v]: the queries, turned, to `queries` [rows, num_heads, head_dim]; keys, turned, and values into
  * the pool. */
-void rope_rows(const float *in, const struct heads *heads, const struct step *step, float *queries,
-               const struct pages *pages) {
+void rope_rows(const struct member *me, const float *in, const struct heads *heads, const struct step *step,
+               float *queries, const struct pages *pages) {
     long width = heads->head_dim, num_heads = heads->num_heads, num_kv = heads->num_kv_heads;
     long total = (num_heads + 2 * num_kv) * width;
-#pragma omp parallel for schedule(static) num_threads(step->threads) if (step->rows > 1 && step->rows * total > SMALL)
-    for (long row = 0; row < step->rows; row++) {
+    const struct range mine = share_of(me, step->rows);
+    for (long row = mine.first; row < mine.stop; row++) {
         float x[total];
         memcpy(x, in + row * total, sizeof x);
         const float *cos = step->cos + row * width, *sin = step->sin + row * width;

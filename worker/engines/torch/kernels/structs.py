@@ -57,6 +57,18 @@ class NativeLayer(ctypes.Structure):
     )
 
 
+class NativeNetwork(ctypes.Structure):
+    """Of `network.c`."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(NativeLayer)),
+        ("last_norm", NativeNorm),
+        ("head", NativeProduct),
+        ("num_layers", ctypes.c_long),
+        ("width", ctypes.c_long),
+    )
+
+
 class NativePages(ctypes.Structure):
     _fields_ = (
         ("keys", ctypes.c_void_p),
@@ -77,5 +89,4 @@ class NativeStep(ctypes.Structure):
         ("num_tiles", ctypes.c_long),
         ("stored", ctypes.c_long),
         ("rows", ctypes.c_long),
-        ("threads", ctypes.c_int),
     )

@@ -7,10 +7,11 @@ import torch
 
 from kvcache.layout import KvLayout
 from kvcache.pool_memory import PoolMemory
+from tests.worker.engines.torch.kernels.kernel_rig import Parts
 from worker.engines.torch.attention import SequenceSpan
-from worker.engines.torch.kernels.library import Kernels, load_kernels
+from worker.engines.torch.kernels.library import load_library
 from worker.engines.torch.kernels.parts import Heads, LayerPages, Norm, Step
-from worker.engines.torch.kernels.structs import INT8
+from worker.engines.torch.kernels.structs import INT8, NativeAttention
 from worker.engines.torch.kernels.tables import step_tables
 
 GROUP = 64  # of `kernels.h`
@@ -19,11 +20,11 @@ NUM_BLOCKS = 64
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    found = load_kernels()
-    if found is None:
+def parts() -> Parts:
+    library = load_library()
+    if library is None:
         pytest.skip("no C compiler")
-    return found
+    return Parts(library)
 
 
 def rows(num_rows: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -47,27 +48,27 @@ def from_groups(taken: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.parametrize("has_delta", [False, True])
-def test_norm_adds_and_norms(kernels: Kernels, has_delta: bool) -> None:
+def test_norm_adds_and_norms(parts: Parts, has_delta: bool) -> None:
     residual, weight = rows(5, 50), rows(1, 50, 1)[0]
     delta = rows(5, 50, 2) if has_delta else None
     grown = residual if delta is None else residual + delta
     expected = torch.nn.functional.rms_norm(grown, (50,), weight, 1e-5)
-    normed = kernels.norm(residual, delta, Norm(weight, 1e-5), torch.float32)
+    normed = parts.norm(residual, delta, Norm(weight, 1e-5), torch.float32)
     torch.testing.assert_close(floats(normed), expected)
     torch.testing.assert_close(residual, grown)
 
 
-def test_silu_times_up(kernels: Kernels) -> None:
+def test_silu_times_up(parts: Parts) -> None:
     both = rows(7, 2 * 33) * 20
     gate, up = torch.split(both, 33, dim=1)
     expected = torch.nn.functional.silu(gate) * up
-    torch.testing.assert_close(floats(kernels.silu(both, torch.float32)), expected)
+    torch.testing.assert_close(floats(parts.silu(both, torch.float32)), expected)
 
 
-def test_int8_rows_are_rounded_group_by_group(kernels: Kernels) -> None:
+def test_int8_rows_are_rounded_group_by_group(parts: Parts) -> None:
     x = rows(6, 150) * torch.tensor([1e-6, 1.0, 30.0, 1e6, 0.0, -2.0]).unsqueeze(1)
     x[1, 3] = 1e4  # an outlier, which costs its neighbours their precision, and no others
-    values, integers, unit = from_groups(kernels.convert(x, INT8), 150)
+    values, integers, unit = from_groups(parts.convert(x, INT8), 150)
     assert integers.abs().max() == 127
     assert ((x - values).abs() <= unit * (0.5 + 1e-3)).all()
     assert (unit[1, GROUP:] < 0.1).all()
@@ -75,10 +76,10 @@ def test_int8_rows_are_rounded_group_by_group(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, INT8], ids=str)
-def test_what_is_no_number_stays_none_in_its_row_alone(kernels: Kernels, bad: float, dtype: torch.dtype) -> None:
+def test_what_is_no_number_stays_none_in_its_row_alone(parts: Parts, bad: float, dtype: torch.dtype) -> None:
     x = rows(3, 70)
     x[1, 7] = bad
-    normed = kernels.norm(x, None, Norm(torch.ones(70), 1e-5), dtype)
+    normed = parts.norm(x, None, Norm(torch.ones(70), 1e-5), dtype)
     whole = from_groups(normed, 70)[0] if dtype is INT8 else floats(normed)
     assert not whole[1].isfinite().all()
     assert whole[0].isfinite().all() and whole[2].isfinite().all()
@@ -87,10 +88,10 @@ def test_what_is_no_number_stays_none_in_its_row_alone(kernels: Kernels, bad: fl
 class Attention:
     """Random keys and values of some sequences, in the pool and beside it."""
 
-    def __init__(self, kernels: Kernels, head_dim: int, dtype: torch.dtype, lengths: list[int]) -> None:
+    def __init__(self, parts: Parts, head_dim: int, dtype: torch.dtype, lengths: list[int]) -> None:
         layout = KvLayout(2, BLOCK_SIZE, 2, head_dim, dtype, "model")
         self.heads = Heads(6, 2, head_dim)
-        self._kernels = kernels
+        self._parts = parts
         self._memory = PoolMemory(layout, NUM_BLOCKS)
         self._memory.tensor.fill_(math.nan)  # what nobody wrote is not read
         self.pages = LayerPages(self._memory, 2)
@@ -111,19 +112,20 @@ class Attention:
             self.tables.append(table)
 
     def run(
-        self, parts: list[tuple[int, int, int]], queries: list[torch.Tensor], window: int | None = None, tile: int = 16
+        self, cuts: list[tuple[int, int, int]], queries: list[torch.Tensor], window: int | None = None, tile: int = 16
     ) -> list[torch.Tensor]:
-        """`parts`: (sequence, first position, stop), with `queries` [stop - first, 6, head_dim]."""
+        """`cuts`: (sequence, first position, stop), with `queries` [stop - first, 6, head_dim]."""
         spans, start = [], 0
-        for sequence, first, stop in parts:
+        for sequence, first, stop in cuts:
             table = self.tables[sequence][: -(-stop // BLOCK_SIZE)]
             spans.append(SequenceSpan(start, stop - first, stop, table))
             start += stop - first
         tables = step_tables(spans, self._memory.layout, tile)
         nowhere = torch.zeros(start, self.heads.head_dim)
         step = Step(tables, nowhere, nowhere)
-        out = self._kernels.attend(torch.cat(queries), self.heads, step, self.pages, 1, scale=0.3, window=window)
-        return list(torch.split(out, [stop - first for _, first, stop in parts]))
+        how = NativeAttention(0.3, window or 0)
+        out = self._parts.attend(torch.cat(queries), self.heads, step, self.pages, 1, how)
+        return list(torch.split(out, [stop - first for _, first, stop in cuts]))
 
     def expected(self, sequence: int, first: int, stop: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
         keys, values = (
@@ -141,17 +143,17 @@ class Attention:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 128, 16, 20, 80])
 @pytest.mark.parametrize("window", [None, 1, 5, 24])
-def test_attention_is_that_of_torch(kernels: Kernels, dtype: torch.dtype, head_dim: int, window: int | None) -> None:
-    attention = Attention(kernels, head_dim, dtype, [50, 1, 33, 90])
-    parts = [(0, 20, 50), (1, 0, 1), (2, 32, 33), (3, 0, 90)]
-    queries = [rows(stop - first, 6 * head_dim, stop).view(-1, 6, head_dim) for _, first, stop in parts]
-    for part, asked, seen in zip(parts, queries, attention.run(parts, queries, window), strict=True):
-        torch.testing.assert_close(seen, attention.expected(*part, asked, window))
+def test_attention_is_that_of_torch(parts: Parts, dtype: torch.dtype, head_dim: int, window: int | None) -> None:
+    attention = Attention(parts, head_dim, dtype, [50, 1, 33, 90])
+    cuts = [(0, 20, 50), (1, 0, 1), (2, 32, 33), (3, 0, 90)]
+    queries = [rows(stop - first, 6 * head_dim, stop).view(-1, 6, head_dim) for _, first, stop in cuts]
+    for cut, asked, seen in zip(cuts, queries, attention.run(cuts, queries, window), strict=True):
+        torch.testing.assert_close(seen, attention.expected(*cut, asked, window))
 
 
 @pytest.mark.parametrize("window", [None, 7])
-def test_attention_has_the_same_bits_in_every_company_and_cut(kernels: Kernels, window: int | None) -> None:
-    attention = Attention(kernels, 64, torch.float32, [70, 40])
+def test_attention_has_the_same_bits_in_every_company_and_cut(parts: Parts, window: int | None) -> None:
+    attention = Attention(parts, 64, torch.float32, [70, 40])
     queries, others = rows(70, 6 * 64).view(70, 6, 64), rows(40, 6 * 64, 1).view(40, 6, 64)
     (whole,) = attention.run([(0, 0, 70)], [queries], window)
     for tile in (1, 3, 16):

@@ -6,9 +6,10 @@ import subprocess
 import pytest
 import torch
 
+from tests.worker.engines.torch.kernels.kernel_rig import Parts
 from worker.engines.torch.kernels import build
 from worker.engines.torch.kernels.arena import Arena
-from worker.engines.torch.kernels.library import Kernels, load_kernels
+from worker.engines.torch.kernels.library import load_library
 from worker.engines.torch.kernels.structs import INT8
 
 SHAPES = [(96, 64), (576, 1536), (3072, 576), (50, 33), (1, 7)]
@@ -19,15 +20,15 @@ LESSER_CPUS = {"AVX2": "haswell", "SSE2": "x86-64"}
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    found = load_kernels()
-    if found is None:
+def parts() -> Parts:
+    library = load_library()
+    if library is None:
         pytest.skip("no C compiler")
-    return found
+    return Parts(library)
 
 
 @pytest.fixture(scope="module", params=LESSER_CPUS)
-def lesser_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def lesser_parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Parts:
     """The library as a CPU with less than this one would have it."""
     made = tmp_path_factory.mktemp("kernels") / "kernels.so"
     flags = [flag.replace("native", LESSER_CPUS[request.param]) for flag in build.FLAGS]
@@ -37,48 +38,46 @@ def lesser_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         subprocess.run(["grep", "-q", " avx2 ", "/proc/cpuinfo"], check=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no compiler for this kind of CPU")
-    return Kernels(ctypes.CDLL(str(made)))
+    return Parts(ctypes.CDLL(str(made)))
 
 
 def product(
-    kernels: Kernels, weight: torch.Tensor, x: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None
+    parts: Parts, weight: torch.Tensor, x: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    packed = kernels.pack(weight, bias, dtype, Arena())
-    return kernels.multiply(kernels.convert(x, dtype), packed)
+    packed = parts.pack(weight, bias, dtype)
+    return parts.multiply(parts.convert(x, dtype), packed)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_near_the_exact_product(kernels: Kernels, dtype: torch.dtype, shape: tuple[int, int], has_bias: bool) -> None:
+def test_near_the_exact_product(parts: Parts, dtype: torch.dtype, shape: tuple[int, int], has_bias: bool) -> None:
     weight, x = torch.randn(shape) * 0.05, torch.randn(40, shape[1])
     bias = torch.randn(shape[0]) if has_bias else None
     expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
-    error = (product(kernels, weight, x, dtype, bias) - expected).abs().max() / expected.abs().max()
+    error = (product(parts, weight, x, dtype, bias) - expected).abs().max() / expected.abs().max()
     assert error < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_has_the_same_bits_beside_any_others(
-    kernels: Kernels, dtype: torch.dtype, shape: tuple[int, int]
-) -> None:
-    packed = kernels.pack(torch.randn(shape) * 0.05, torch.randn(shape[0]), dtype, Arena())
+def test_a_row_has_the_same_bits_beside_any_others(parts: Parts, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    packed = parts.pack(torch.randn(shape) * 0.05, torch.randn(shape[0]), dtype)
     x = torch.randn(max(COUNTS), shape[1])
-    expected = kernels.multiply(kernels.convert(x, dtype), packed)
+    expected = parts.multiply(parts.convert(x, dtype), packed)
     for count in COUNTS:
         for first in {0, (len(x) - count) // 2, len(x) - count}:
-            some = kernels.multiply(kernels.convert(x[first : first + count].contiguous(), dtype), packed)
+            some = parts.multiply(parts.convert(x[first : first + count].contiguous(), dtype), packed)
             assert torch.equal(some, expected[first : first + count]), (count, first)
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_weights_are_packed_from_any_type(kernels: Kernels, source: torch.dtype) -> None:
+def test_weights_are_packed_from_any_type(parts: Parts, source: torch.dtype) -> None:
     weight, x = (torch.randn(40, 48) * 0.05).to(source), torch.randn(3, 48)
-    assert torch.equal(product(kernels, weight, x, torch.float32), product(kernels, weight.float(), x, torch.float32))
+    assert torch.equal(product(parts, weight, x, torch.float32), product(parts, weight.float(), x, torch.float32))
 
 
-def test_int8_is_exact_for_what_8_bits_hold(kernels: Kernels) -> None:
+def test_int8_is_exact_for_what_8_bits_hold(parts: Parts) -> None:
     """At the ends of their range too, where some CPUs would add neighbours in too few bits."""
     weight = torch.randint(-127, 128, (48, 256)).float()
     weight[:, ::64] = 127.0  # so that whole numbers are what they are rounded to
@@ -86,21 +85,21 @@ def test_int8_is_exact_for_what_8_bits_hold(kernels: Kernels) -> None:
     x = torch.randint(-127, 128, (5, 256)).float()
     x[:, ::64] = 127.0
     x[0], x[1] = 127.0, -127.0
-    assert torch.equal(product(kernels, weight, x, INT8), (x.double() @ weight.double().T).float())
+    assert torch.equal(product(parts, weight, x, INT8), (x.double() @ weight.double().T).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, INT8], ids=str)
-def test_a_lesser_cpu_computes_the_same(kernels: Kernels, lesser_kernels: Kernels, dtype: torch.dtype) -> None:
+def test_a_lesser_cpu_computes_the_same(parts: Parts, lesser_parts: Parts, dtype: torch.dtype) -> None:
     """Within what the last bit of a sum of floats may be; bfloat16 is rounded otherwise where there are no pairs."""
     weight, x = torch.randn(70, 200) * 0.05, torch.randn(11, 200)
-    expected = product(kernels, weight, x, dtype)
-    torch.testing.assert_close(product(lesser_kernels, weight, x, dtype), expected, rtol=1e-5, atol=1e-5)
+    expected = product(parts, weight, x, dtype)
+    torch.testing.assert_close(product(lesser_parts, weight, x, dtype), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_lesser_cpu_is_near_in_bfloat16(lesser_kernels: Kernels) -> None:
+def test_a_lesser_cpu_is_near_in_bfloat16(lesser_parts: Parts) -> None:
     weight, x = torch.randn(70, 201) * 0.05, torch.randn(11, 201)
     torch.testing.assert_close(
-        product(lesser_kernels, weight, x, torch.bfloat16), x @ weight.bfloat16().float().T, rtol=1e-4, atol=1e-4
+        product(lesser_parts, weight, x, torch.bfloat16), x @ weight.bfloat16().float().T, rtol=1e-4, atol=1e-4
     )
 
 
