@@ -12,6 +12,7 @@ from config.flags import FlagError, parse
 from pdserve.bench.engine import EngineBenchConfig, bench_engine
 from pdserve.bench.master.measure import MasterBenchConfig, bench_master
 from pdserve.bench.serve import BenchConfig, run_bench
+from pdserve.bench.step_watch import EngineFailed
 from pdserve.status import one_line
 
 DEFAULT = "serve"
@@ -70,7 +71,11 @@ def _engine(argv: Sequence[str]) -> int:
         environ=os.environ,
         version=version("pdserve"),
     )
-    return bench_engine(config)
+    try:
+        return bench_engine(config)
+    except EngineFailed as error:
+        print(f"pdserve bench engine: {error}", file=sys.stderr)
+        return 1
 
 
 def _master(argv: Sequence[str]) -> int:

@@ -8,7 +8,8 @@ import torch
 from protos.sampling_messages import SamplingParams
 from tests.faults.load import Difference
 from tests.worker.engines.torch.reference import Reference
-from worker.engines.torch.sampler import SampledToken, SamplingRow, sample
+from worker.engines.torch.sampler import SampledToken, Sampler, SamplingRow
+from worker.engines.torch.seen_tokens import SeenTokens
 
 TOLERANCE = 1e-4  # between two logits computed alone: what the shape of a batch may move them by
 SHARES_OF_TOLERANCE = tuple(2.0**-n for n in range(10))  # too large a step would jump over a token
@@ -39,7 +40,7 @@ class NearTies:
         temperature, seed = asked.options.get("temperature"), asked.options.get("seed")
         assert temperature is not None, "the questions say how they are sampled"
         params = SamplingParams(temperature=temperature, seed=seed or 0)
-        row = SamplingRow(params, sequence, asked.prompt, tuple(expected[:place]))
+        row = SamplingRow(params, sequence, SeenTokens(asked.prompt), tuple(expected[:place]))
         wanted, other = expected[place], got[place]
         return _can_choose(logits, row, wanted, other) and _can_choose(logits, row, other, wanted)
 
@@ -56,7 +57,7 @@ def _can_choose(logits: torch.Tensor, row: SamplingRow, favoured: int, other: in
         moved = logits.clone()
         moved[: lower + 1] += sign * share * TOLERANCE / 2
         moved[lower + 1 :] -= sign * share * TOLERANCE / 2
-        (token,) = sample(moved.unsqueeze(0), [row])
+        (token,) = Sampler().sample(moved.unsqueeze(0), [row])
         if isinstance(token, SampledToken) and token.token_id == favoured:
             return True
     return False

@@ -11,14 +11,18 @@ from kvcache.transfer.transports.table import named
 from worker.config import Quantization, WorkerConfig
 from worker.engines.compute_engine import EngineIdentity
 from worker.engines.limits import EngineLimits
+from worker.engines.torch.drawing import Drawer, TorchDrawer
 from worker.engines.torch.engine import TorchEngine
 from worker.engines.torch.faulty_runner import FaultyRunner
 from worker.engines.torch.grammar import Grammars
+from worker.engines.torch.kernels.drawer import CompiledDrawer
+from worker.engines.torch.kernels.library import load_library
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.loader import load_model
 from worker.engines.torch.network_choice import with_checked_network
 from worker.engines.torch.runner import ModelRunner, StepRunner
+from worker.engines.torch.sampler import Sampler
 from worker.engines.torch.scheduler import Scheduler
 from worker.engines.torch.textless import find_textless
 from worker.faults.frames import FrameFaults
@@ -75,10 +79,15 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
         scheduler,
         port,
         Grammars(config.model, loaded.eos_ids),
-        find_textless(config.model, loaded),
+        Sampler(find_textless(config.model, loaded), _drawer(loaded, config.threads)),
         identity=EngineIdentity(loaded.served, layout.fingerprint(), port.address),
         limits=limits,
     )
+
+
+def _drawer(loaded: LoadedModel, num_threads: int) -> Drawer:
+    library = load_library() if loaded.model.device.type == "cpu" else None
+    return TorchDrawer() if library is None else CompiledDrawer(library, num_threads, loaded.vocab_size)
 
 
 def _transfer_port(config: WorkerConfig, advertise_host: str, memory: PoolMemory, faults: FaultPlan) -> KvPort:

@@ -32,11 +32,10 @@ from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.groups import SequenceGroups
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.runner import StepLogits, StepRunner
-from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
+from worker.engines.torch.sampler import SampledToken, Sampler, SamplingError, SamplingRow, token_logprobs
 from worker.engines.torch.scheduler import Chunk, Scheduler, StepBatch
 from worker.engines.torch.sequence import Phase, Sequence
 from worker.engines.torch.stats import EngineStats
-from worker.engines.torch.textless import Textless
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class TorchEngine:
         scheduler: Scheduler,
         port: KvPort,
         grammars: Grammars,
-        textless: Textless,
+        sampler: Sampler,
         *,
         identity: EngineIdentity,
         limits: EngineLimits,
@@ -65,7 +64,7 @@ class TorchEngine:
         self._scheduler = scheduler
         self._port = port
         self._grammars = grammars
-        self._textless = textless
+        self._sampler = sampler
         self._commands: deque[Callable[[], None]] = deque()
         self._has_commands = threading.Event()
         self._is_stopping = False
@@ -221,7 +220,7 @@ class TorchEngine:
         if not rows:
             return chosen
         picked = logits.last if len(rows) == len(last) else logits.last[[index for index, _ in rows]]
-        tokens_of_rows = sample(picked, [_sampling_row(s) for _, s in rows], self._textless)
+        tokens_of_rows = self._sampler.sample(picked, [_sampling_row(s) for _, s in rows])
         for (index, _), token in zip(rows, tokens_of_rows, strict=True):
             tokens = chosen.setdefault(last[index], [])
             if isinstance(token, SamplingError) or isinstance(tokens, SamplingError):
@@ -247,7 +246,7 @@ class TorchEngine:
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
     run = sequence.group.run
-    return SamplingRow(run.sampling, sequence.index, run.prompt_ids, sequence.output_ids, sequence.grammar)
+    return SamplingRow(run.sampling, sequence.index, sequence.seen, sequence.output_ids, sequence.grammar)
 
 
 def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> tuple[int, list[TokenLogprobs]]:

@@ -5,7 +5,6 @@ temperature, min_p, top_k, top_p, draw. Log-probabilities reported are the model
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +13,10 @@ import torch
 
 from protos.sampling_messages import SamplingParams, TokenLogprobs
 from protos.session_messages import ErrorCode
+from worker.engines.torch.drawing import Draw, Drawer, TorchDrawer
 from worker.engines.torch.randomness import uniform
+from worker.engines.torch.seen_tokens import SeenTokens
 from worker.engines.torch.textless import Textless
-
-_FIRST_SORTED = 1024  # tokens; a nucleus is nearly always smaller, and sorting a vocabulary is slow
 
 
 class SamplingError(RuntimeError):
@@ -45,7 +44,7 @@ class SamplingRow:
 
     params: SamplingParams
     sequence: int
-    prompt_ids: Sequence[int]
+    seen: SeenTokens  # the sequence's own
     output_ids: Sequence[int]
     grammar: Restriction | None = None
 
@@ -56,29 +55,50 @@ class SampledToken:
     logprobs: TokenLogprobs | None
 
 
-def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], textless: Textless | None = None
-) -> list[SampledToken | SamplingError]:
-    """`logits` float32 [len(rows), vocabulary]; row i is for `rows[i]`. A row's error is its own."""
-    peaks, best = logits.max(dim=-1)
-    return [
-        _sample_row(logits[index], row, peak, token_id, textless)
-        for index, (row, peak, token_id) in enumerate(zip(rows, peaks.tolist(), best.tolist(), strict=True))
-    ]
+class Sampler:
+    def __init__(self, textless: Textless | None = None, drawer: Drawer | None = None) -> None:
+        self._textless = textless
+        self._drawer: Drawer = drawer or TorchDrawer()
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | SamplingError]:
+        """`logits` float32 [len(rows), vocabulary]; row i is for `rows[i]`. A row's error is its own."""
+        peaks, best = (found.tolist() for found in logits.max(dim=-1))
+        chosen: list[int | SamplingError | Draw] = [
+            self._choose(logits[index], row, peaks[index], best[index]) for index, row in enumerate(rows)
+        ]
+        drawn = iter(self._drawer.draw([choice for choice in chosen if isinstance(choice, Draw)]))
+        tokens = [next(drawn) if isinstance(choice, Draw) else choice for choice in chosen]
+        return [_told(logits[index], row, tokens[index]) for index, row in enumerate(rows)]
+
+    def _choose(self, logits: torch.Tensor, row: SamplingRow, peak: float, best: int) -> int | SamplingError | Draw:
+        if not math.isfinite(peak):
+            return SamplingError(f"the model's largest logit is {peak}")
+        if _is_plain_greedy(row) and (self._textless is None or best not in self._textless):
+            return best
+        try:
+            return self._prepared(logits.clone(), row)
+        except SamplingError as error:
+            return error
+
+    def _prepared(self, logits: torch.Tensor, row: SamplingRow) -> Draw:
+        _penalise(logits, row)
+        _forbid(logits, row)
+        if self._textless is not None:
+            self._textless.forbid(logits)
+        if row.grammar is not None:
+            row.grammar.restrict(logits, row.output_ids)
+        params = row.params
+        u = uniform(params.seed, row.sequence, len(row.output_ids))
+        return Draw(logits, u, params.temperature, params.min_p, params.top_k, params.top_p)
 
 
-def _sample_row(
-    logits: torch.Tensor, row: SamplingRow, peak: float, best: int, textless: Textless | None
-) -> SampledToken | SamplingError:
-    if not math.isfinite(peak):
-        return SamplingError(f"the model's largest logit is {peak}")
-    try:
-        is_best = _is_plain_greedy(row) and (textless is None or best not in textless)
-        token_id = best if is_best else _choose(logits, row, textless)
-    except SamplingError as error:
-        return error
+def _told(logits: torch.Tensor, row: SamplingRow, token: int | SamplingError | None) -> SampledToken | SamplingError:
+    if token is None:
+        return NothingToChoose("no token is left to choose from")
+    if isinstance(token, SamplingError):
+        return token
     wanted = row.params.logprobs
-    return SampledToken(token_id, None if wanted is None else token_logprobs(logits, token_id, wanted))
+    return SampledToken(token, None if wanted is None else token_logprobs(logits, token, wanted))
 
 
 def token_logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
@@ -106,35 +126,15 @@ def _is_plain_greedy(row: SamplingRow) -> bool:
     )
 
 
-def _choose(raw: torch.Tensor, row: SamplingRow, textless: Textless | None) -> int:
-    logits = raw.clone()
-    _penalise(logits, row)
-    _forbid(logits, row)
-    if textless is not None:
-        textless.forbid(logits)
-    if row.grammar is not None:
-        row.grammar.restrict(logits, row.output_ids)
-    peak, best = logits.max(dim=-1)
-    if not math.isfinite(peak):
-        raise NothingToChoose("no token is left to choose from")
-    if row.params.temperature == 0.0:
-        return int(best)
-    # Relative to the peak, so that no temperature overflows.
-    probs = torch.softmax((logits.double() - peak) / row.params.temperature, dim=-1)
-    return _draw(probs, row.params, uniform(row.params.seed, row.sequence, len(row.output_ids)))
-
-
 def _penalise(logits: torch.Tensor, row: SamplingRow) -> None:
     params = row.params
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt_ids, *row.output_ids}), dtype=torch.int64, device=logits.device)
+        seen = torch.from_numpy(row.seen.ids(row.output_ids)).to(logits.device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if row.output_ids and (params.presence_penalty or params.frequency_penalty):
-        counts = Counter(row.output_ids)
-        ids = torch.tensor(list(counts), device=logits.device)
-        times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
+        ids, times = (torch.from_numpy(found).to(logits.device) for found in row.seen.output_counts(row.output_ids))
         logits[ids] -= params.presence_penalty + params.frequency_penalty * times
     for token_id, bias in params.logit_bias.items():
         logits[token_id] += bias
@@ -147,44 +147,3 @@ def _forbid(logits: torch.Tensor, row: SamplingRow) -> None:
         prefix = words[:-1]
         if not prefix or tuple(row.output_ids[-len(prefix) :]) == prefix:
             logits[words[-1]] = -torch.inf
-
-
-def _draw(probs: torch.Tensor, params: SamplingParams, u: float) -> int:
-    """Inverse transform sampling in vocabulary order: the first token whose cumulated probability exceeds `u`."""
-    floor = params.min_p * float(probs.max())
-    if 0 < params.top_k < len(probs):
-        floor = max(floor, float(probs.topk(params.top_k).values[-1]))
-    # Few are left as a rule, and whatever follows costs little.
-    kept_ids = (probs >= floor).nonzero()[:, 0] if floor > 0 else None
-    kept = probs if kept_ids is None else probs[kept_ids]
-    if params.top_p < 1.0:
-        nucleus = _nucleus(kept, params.top_p)
-        kept_ids = nucleus if kept_ids is None else kept_ids[nucleus]
-        kept = kept[nucleus]
-    cumulated = kept.cumsum(dim=-1)
-    index = int(torch.searchsorted(cumulated, u * cumulated[-1], right=True))
-    if index == len(kept):
-        index = int(kept.nonzero()[-1])  # rounding pushed u * total up to the total
-    return index if kept_ids is None else int(kept_ids[index])
-
-
-def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Indexes, ascending, of the smallest set of mass >= `top_p` (Holtzman et al. 2020); of equals the first."""
-    wanted = top_p * probs.sum()
-    num_sorted = min(_FIRST_SORTED, len(probs))
-    while True:
-        ordered = probs.topk(num_sorted).values
-        before = ordered.cumsum(dim=-1) - ordered
-        if num_sorted == len(probs) or before[-1] >= wanted:
-            break
-        num_sorted = min(num_sorted * 8, len(probs))
-    num_kept = int((before < wanted).sum())
-    smallest = ordered[num_kept - 1]
-    kept = (probs >= smallest).nonzero()[:, 0]
-    num_surplus = len(kept) - num_kept
-    if num_surplus > 0:
-        last_equals = (probs[kept] == smallest).nonzero()[-num_surplus:, 0]
-        is_kept = torch.ones(len(kept), dtype=torch.bool, device=kept.device)
-        is_kept[last_equals] = False
-        kept = kept[is_kept]
-    return kept

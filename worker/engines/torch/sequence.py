@@ -17,6 +17,7 @@ from protos.sampling_messages import FinishReason
 from protos.session_messages import Stage
 from worker.engines.compute_engine import Run
 from worker.engines.torch.grammar import GrammarMatcher
+from worker.engines.torch.seen_tokens import SeenTokens
 
 
 class Phase(Enum):
@@ -43,6 +44,7 @@ class Sequence:
         self.num_overtaken = 0  # sequences behind it that got blocks while there were too few for it
         self.finish_reason: FinishReason | None = None
         self.grammar: GrammarMatcher | None = None  # what the output must match
+        self.seen = SeenTokens(group.run.prompt_ids)
 
     @property
     def num_tokens(self) -> int:

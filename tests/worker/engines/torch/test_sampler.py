@@ -1,7 +1,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.sampling_messages import SamplingParams
-from worker.engines.torch.sampler import SampledToken, SamplingError, SamplingRow, sample, token_logprobs
+from worker.engines.torch.drawing import Draw, Drawer, TorchDrawer
+from worker.engines.torch.kernels.drawer import CompiledDrawer
+from worker.engines.torch.kernels.library import load_library
+from worker.engines.torch.sampler import SampledToken, Sampler, SamplingError, SamplingRow, token_logprobs
+from worker.engines.torch.seen_tokens import SeenTokens
 
 PROBABILITIES = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = [math.log(p) for p in PROBABILITIES]
@@ -18,10 +22,31 @@ CHI_SQUARE_LIMIT = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5}  # 0.999 quantiles by de
 GREEDY = SamplingParams(temperature=0.0)
 
 
+_drawers: list[Callable[[int], Drawer]] = []  # the one that is tested, for a size of vocabulary
+
+
+def compiled_drawer(vocab_size: int) -> Drawer:
+    library = load_library()
+    if library is None:
+        pytest.skip("no C compiler")
+    return CompiledDrawer(library, 2, vocab_size)
+
+
+@pytest.fixture(autouse=True, scope="module", params=["torch", "compiled"])
+def drawer(request: pytest.FixtureRequest) -> Iterator[None]:
+    _drawers.append(compiled_drawer if request.param == "compiled" else lambda vocab_size: TorchDrawer())
+    yield
+    _drawers.pop()
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | SamplingError]:
+    return Sampler(drawer=_drawers[-1](logits.shape[1])).sample(logits, rows)
+
+
 def row(
     params: SamplingParams, output_ids: Sequence[int] = (), prompt_ids: Sequence[int] = (0,), sequence: int = 0
 ) -> SamplingRow:
-    return SamplingRow(params, sequence, prompt_ids, output_ids)
+    return SamplingRow(params, sequence, SeenTokens(prompt_ids), output_ids)
 
 
 def choose(
@@ -226,7 +251,7 @@ def test_a_token_is_among_those_that_the_definition_leaves(case: tuple[list[floa
     logits, one = case
     params, output_ids = one.params, list(one.output_ids)
     adjusted = list(logits)
-    for token_id in {*one.prompt_ids, *output_ids}:
+    for token_id in one.seen.ids(output_ids).tolist():
         value = adjusted[token_id]
         adjusted[token_id] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token_id, count in Counter(output_ids).items():
@@ -255,3 +280,23 @@ def test_a_token_is_among_those_that_the_definition_leaves(case: tuple[list[floa
             nucleus.append(i)
         before += weights[i]
     assert any(weights[token.token_id] >= weights[i] * (1 - 1e-4) for i in nucleus), (token, nucleus, weights)
+
+
+def test_the_penalties_of_a_growing_output_are_those_of_the_whole() -> None:
+    seen, output_ids = SeenTokens(range(100)), []
+    for token_id in [5, 5, 300, 7, *range(200, 400), 300]:
+        output_ids.append(token_id)
+        assert sorted(seen.ids(output_ids)) == sorted({*range(100), *output_ids})
+        ids, times = seen.output_counts(output_ids)
+        assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == Counter(output_ids)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 300), st.floats(0.01, 1.0), st.sampled_from([0.0, 0.01, 0.5]))
+@settings(max_examples=100, deadline=None)
+def test_both_ways_of_drawing_choose_alike(seed: int, top_k: int, top_p: float, min_p: float) -> None:
+    """Unless the number drawn, or the edge of a nucleus, lies within rounding of where tokens meet."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(20, 700, generator=generator) * 3
+    draws = [Draw(one, float(torch.rand(1, generator=generator)), 0.7, min_p, top_k, top_p) for one in logits]
+    compiled, plain = compiled_drawer(700).draw(draws), TorchDrawer().draw(draws)
+    assert sum(ours != theirs for ours, theirs in zip(compiled, plain, strict=True)) <= 1

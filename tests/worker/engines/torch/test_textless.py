@@ -17,7 +17,8 @@ from tests.checkpoints import VOCABULARY_SIZE, make_sentencepiece_checkpoint
 from tests.worker.engines.torch.engine_rig import GREEDY, Node
 from tests.worker.engines.torch.reference import prompt
 from worker.engines.torch.loader import load_model
-from worker.engines.torch.sampler import SampledToken, SamplingRow, sample
+from worker.engines.torch.sampler import SampledToken, Sampler, SamplingRow
+from worker.engines.torch.seen_tokens import SeenTokens
 from worker.engines.torch.textless import Textless, find_textless
 
 CPU = torch.device("cpu")
@@ -51,16 +52,18 @@ def test_padding_is_never_sampled(tiny_llama: Path, tmp_path: Path) -> None:
 
 def test_a_greedy_choice_is_the_best_that_has_text() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 5.0, 4.0]])
-    row = SamplingRow(SamplingParams(temperature=0.0), 0, (0,), ())
+    row = SamplingRow(SamplingParams(temperature=0.0), 0, SeenTokens((0,)), ())
     for textless, best in ((None, 3), (Textless([], CPU), 3), (Textless([3], CPU), 4), (Textless([3, 4], CPU), 1)):
-        (token,) = sample(logits, [row], textless)
+        (token,) = Sampler(textless).sample(logits, [row])
         assert isinstance(token, SampledToken) and token.token_id == best
     assert logits.tolist() == [[1.0, 3.0, 2.0, 5.0, 4.0]]
 
 
 def test_no_bias_brings_one_back() -> None:
-    row = SamplingRow(SamplingParams(temperature=1.0, logit_bias={1: 100.0}), 0, (0,), ())
-    tokens = sample(torch.zeros(50, 3), [replace(row, sequence=index) for index in range(50)], Textless([1], CPU))
+    row = SamplingRow(SamplingParams(temperature=1.0, logit_bias={1: 100.0}), 0, SeenTokens((0,)), ())
+    tokens = Sampler(Textless([1], CPU)).sample(
+        torch.zeros(50, 3), [replace(row, sequence=index) for index in range(50)]
+    )
     seen = Counter(token.token_id for token in tokens if isinstance(token, SampledToken))
     assert set(seen) == {0, 2}
 

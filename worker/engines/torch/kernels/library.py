@@ -23,10 +23,10 @@ class Team:
     """`num_threads` threads, the caller among them; fewer where the system gives no more. They end with the object."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
-        self.pointer: int | None = _function(library.new_team, "L", ctypes.c_void_p)(num_threads)
+        self.pointer: int | None = declared(library.new_team, "L", ctypes.c_void_p)(num_threads)
         if self.pointer is None:
             raise MemoryError
-        weakref.finalize(self, _function(library.end_team, "p"), self.pointer)
+        weakref.finalize(self, declared(library.end_team, "p"), self.pointer)
 
 
 class Kernels:
@@ -34,10 +34,10 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         self._team = Team(library, num_threads)
-        self._packed_bytes = _function(library.packed_bytes, "p", ctypes.c_size_t)
-        self._scratch_bytes = _function(library.scratch_bytes, "pL", ctypes.c_size_t)
-        self._pack_weights = _function(library.pack_weights, "ppLp")
-        self._run_network = _function(library.run_network, "ppppppLpp")
+        self._packed_bytes = declared(library.packed_bytes, "p", ctypes.c_size_t)
+        self._scratch_bytes = declared(library.scratch_bytes, "pL", ctypes.c_size_t)
+        self._pack_weights = declared(library.pack_weights, "ppLp")
+        self._run_network = declared(library.run_network, "ppppppLpp")
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, memory: Arena) -> Product:
         """`weight` [outputs, inputs] and `bias` [outputs] of a floating type, as a product with weights of `dtype`."""
@@ -91,9 +91,10 @@ def load_library() -> ctypes.CDLL | None:
 _LETTERS: "dict[str, type[ctypes._SimpleCData[Any]]]" = {"p": ctypes.c_void_p, "L": ctypes.c_long}
 
 
-def _function(
+def declared(
     function: "ctypes._NamedFuncPointer", arguments: str, result: "type[ctypes._SimpleCData[Any]] | None" = None
 ) -> "ctypes._NamedFuncPointer":
+    """`function` with a letter for each argument: a pointer, or a long."""
     function.argtypes = [_LETTERS[letter] for letter in arguments]
     function.restype = result
     return function
