@@ -9,10 +9,11 @@ class ServedModel:
 
     name: str  # the architecture, as the checkpoint's config calls it
     weights_digest: str  # hex, over the config and every byte of the weights
-    dtype: str  # that of weights and KV, as torch calls it
+    dtype: str  # that of weights, as torch calls it
     quantization: str | None = None
     adapter: str | None = None
     is_batch_invariant: bool = False  # else companions in a step may move the last bits
+    kv_dtype: str | None = None  # that of KV, where it is not `dtype`
 
     @property
     def identity(self) -> str:
@@ -24,4 +25,6 @@ class ServedModel:
             parts.append(f"adapter={self.adapter}")
         if self.is_batch_invariant:
             parts.append("batch_invariant")
+        if self.kv_dtype is not None:
+            parts.append(f"kv={self.kv_dtype}")
         return "-".join(parts)

@@ -159,6 +159,7 @@ def _encode_model(model: ServedModel) -> wire.ServedModel:
         quantization=model.quantization,
         adapter=model.adapter,
         is_batch_invariant=model.is_batch_invariant,
+        kv_dtype=model.kv_dtype,
     )
 
 
@@ -170,6 +171,7 @@ def _decode_model(model: wire.ServedModel) -> ServedModel:
         quantization=model.quantization if model.HasField("quantization") else None,
         adapter=model.adapter if model.HasField("adapter") else None,
         is_batch_invariant=model.is_batch_invariant,
+        kv_dtype=model.kv_dtype if model.HasField("kv_dtype") else None,
     )
 
 

@@ -58,7 +58,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     model: Path | None = flag(None, "Folder of the model, in Hugging Face layout", group="Model")
     engine: Engine = flag(Engine.TORCH, "What computes the model", group="Model")
     devices: str = flag("cpu", "Torch device the model runs on, such as cpu or cuda:0", group="Model")
-    dtype: DType = flag(DType.AUTO, "Type of weights and KV; auto: float32 on a CPU, else the model's", group="Model")
+    dtype: DType = flag(DType.AUTO, "Type of weights; auto: float32 on a CPU, else the model's", group="Model")
     quantization: Quantization = flag(
         Quantization.NONE, "int8: round weights, and activations row by row, to 8 bits; CPU only", group="Model"
     )
@@ -94,6 +94,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     nnodes: int = flag(1, "Ranks of this instance", group="Cluster", check=checks.at_least(1))
     node_rank: int = flag(0, "This process's rank", group="Cluster", check=checks.at_least(0))
 
+    kv_dtype: DType = flag(DType.AUTO, "Type of keys and values in the pool; auto: that of weights", group="KV cache")
     block_size: int = flag(16, "Tokens in a block of KV", group="KV cache", check=checks.between(1, 1024))
     max_memory: int = flag(
         1 << 30, "Memory of the KV pool, such as 4GiB", group="KV cache", unit=BYTES, check=checks.at_least(1)

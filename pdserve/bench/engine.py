@@ -10,11 +10,12 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 from config import checks
-from config.flags import flag
+from config.flags import FlagError, flag
 from pdserve.bench.step_watch import StepWatch
 from pdserve.demo_model import default_cache_dir, ensure_demo_model
 from protos.block_hash import root_hash
@@ -39,9 +40,23 @@ class EngineBenchConfig(WorkerConfig):
     prompt_tokens: int = flag(128, "Length of each one's prompt", group="Load", check=checks.at_least(1))
     steps: int = flag(24, "How many of their steps are timed", group="Load", check=checks.at_least(1))
     repeats: int = flag(3, "The fastest of so many counts", group="Load", check=checks.at_least(1))
-    temperature: float = flag(0.0, "Of sampling", group="Load", check=checks.at_least(0.0))
-    top_p: float = flag(1.0, "Of sampling", group="Load", check=checks.more_than(0.0))
-    repetition_penalty: float = flag(1.0, "Of sampling", group="Load", check=checks.more_than(0.0))
+    sampling: tuple[str, ...] = flag(("temperature=0",), "Parameters, such as temperature=0.7", group="Load")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sampling_params()
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises FlagError for one that is no number, or has another name."""
+        numbers = {option.name: type(option.default) for option in fields(SamplingParams)}
+        given: dict[str, Any] = {}
+        for assignment in self.sampling:
+            name, _, value = assignment.partition("=")
+            try:
+                given[name] = {int: int, float: float}[numbers[name]](value)
+            except (KeyError, ValueError) as error:
+                raise FlagError("sampling", f"{assignment!r} does not set a number that is sampled by") from error
+        return SamplingParams(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +169,7 @@ class EngineBench:
             ),
             output_ids=(),
             sequences=(0,),
-            sampling=SamplingParams(
-                max_tokens=max_tokens,
-                temperature=self._config.temperature,
-                top_p=self._config.top_p,
-                repetition_penalty=self._config.repetition_penalty,
-                seed=number,
-            ),
+            sampling=replace(self._config.sampling_params(), max_tokens=max_tokens, seed=number),
             priority=0,
             requested_s=time.monotonic(),
             root=root_hash(self._engine.identity.model.identity, ""),

@@ -8,8 +8,8 @@ import torch
 from protos.sampling_messages import SamplingParams
 from tests.faults.load import Difference
 from tests.worker.engines.torch.reference import Reference
-from worker.engines.torch.sampler import SampledToken, Sampler, SamplingRow
-from worker.engines.torch.seen_tokens import SeenTokens
+from worker.engines.torch.sampling.sampler import SampledToken, Sampler, SamplingRow
+from worker.engines.torch.sampling.seen_tokens import SeenTokens
 
 TOLERANCE = 1e-4  # between two logits computed alone: what the shape of a batch may move them by
 SHARES_OF_TOLERANCE = tuple(2.0**-n for n in range(10))  # too large a step would jump over a token

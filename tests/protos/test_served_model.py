@@ -16,6 +16,7 @@ MODEL = ServedModel("llama", "0123456789abcdef", "float32")
         {"quantization": "gptq"},
         {"adapter": "gptq"},
         {"is_batch_invariant": True},
+        {"kv_dtype": "bfloat16"},
     ],
 )
 def test_every_part_is_in_the_identity(change: dict[str, object]) -> None:

@@ -90,6 +90,7 @@ models = st.builds(
     quantization=st.none() | text,
     adapter=st.none() | text,
     is_batch_invariant=st.booleans(),
+    kv_dtype=st.none() | text,
 )
 updates = st.builds(
     m.LegUpdate,

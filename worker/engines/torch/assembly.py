@@ -11,18 +11,18 @@ from kvcache.transfer.transports.table import named
 from worker.config import Quantization, WorkerConfig
 from worker.engines.compute_engine import EngineIdentity
 from worker.engines.limits import EngineLimits
-from worker.engines.torch.drawing import Drawer, TorchDrawer
 from worker.engines.torch.engine import TorchEngine
 from worker.engines.torch.faulty_runner import FaultyRunner
 from worker.engines.torch.grammar import Grammars
-from worker.engines.torch.kernels.drawer import CompiledDrawer
 from worker.engines.torch.kernels.library import load_library
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.loaded_model import LoadedModel, ModelError
 from worker.engines.torch.loader import load_model
 from worker.engines.torch.network_choice import with_checked_network
 from worker.engines.torch.runner import ModelRunner, StepRunner
-from worker.engines.torch.sampler import Sampler
+from worker.engines.torch.sampling.compiled_drawer import CompiledDrawer
+from worker.engines.torch.sampling.drawing import Drawer, TorchDrawer
+from worker.engines.torch.sampling.sampler import Sampler
 from worker.engines.torch.scheduler import Scheduler
 from worker.engines.torch.textless import find_textless
 from worker.faults.frames import FrameFaults
@@ -43,6 +43,7 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
             config.model,
             device,
             config.dtype.value,
+            kv_dtype_name=config.kv_dtype.value,
             is_batch_invariant=config.batch_invariant,
             is_int8=config.quantization is Quantization.INT8,
         )

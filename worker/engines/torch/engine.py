@@ -32,7 +32,7 @@ from worker.engines.torch.grammar import Grammars
 from worker.engines.torch.groups import SequenceGroups
 from worker.engines.torch.kv_transfer import KvPort
 from worker.engines.torch.runner import StepLogits, StepRunner
-from worker.engines.torch.sampler import SampledToken, Sampler, SamplingError, SamplingRow, token_logprobs
+from worker.engines.torch.sampling.sampler import SampledToken, Sampler, SamplingError, SamplingRow, token_logprobs
 from worker.engines.torch.scheduler import Chunk, Scheduler, StepBatch
 from worker.engines.torch.sequence import Phase, Sequence
 from worker.engines.torch.stats import EngineStats

@@ -21,7 +21,7 @@ from protos.session_messages import ErrorCode
 from serving.foreign_code import guarded
 from serving.grammar_source import grammar_problem, grammar_source, parser_limits
 from worker.engines.torch.grammar_tokenizer import GrammarTokenizerError, load_grammar_tokenizer
-from worker.engines.torch.sampler import SamplingError
+from worker.engines.torch.sampling.sampler import SamplingError
 
 MAX_COMPILED = 64  # grammars kept
 

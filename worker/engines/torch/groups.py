@@ -17,7 +17,7 @@ from protos.session_messages import ErrorCode, Failure, Stage, TokenDelta, Trans
 from worker.engines.compute_engine import EngineSink, FirstToken, HandOffError, Run
 from worker.engines.torch.grammar import GrammarError, Grammars
 from worker.engines.torch.kv_transfer import KvPort, PullOutcome
-from worker.engines.torch.sampler import SampledToken
+from worker.engines.torch.sampling.sampler import SampledToken
 from worker.engines.torch.scheduler import Scheduler
 from worker.engines.torch.sequence import Phase, Sequence, SequenceGroup
 

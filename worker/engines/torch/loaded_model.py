@@ -28,6 +28,7 @@ class LoadedModel:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     eos_ids: tuple[int, ...]  # that its generation config names
 
     @property
@@ -36,4 +37,6 @@ class LoadedModel:
         return self.served.quantization == INT8
 
     def layout(self, block_size: int) -> KvLayout:
-        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.dtype, self.served.identity)
+        return KvLayout(
+            self.num_layers, block_size, self.num_kv_heads, self.head_dim, self.kv_dtype, self.served.identity
+        )

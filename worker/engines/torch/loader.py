@@ -16,6 +16,7 @@ from worker.engines.torch.loaded_model import INT8, LoadedModel, ModelError
 from worker.engines.torch.paged_network import TransformersNetwork
 from worker.engines.torch.weights_digest import weights_digest
 
+AUTO = "auto"
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # How the weights of a text model are called within a checkpoint that has other parts, now and before transformers 5.
 _TEXT_WEIGHTS = {r"^model\.language_model\.": "model.", r"^language_model\.": ""}
@@ -30,9 +31,17 @@ class _KvShape:
 
 
 def load_model(
-    folder: Path, device: torch.device, dtype_name: str, *, is_batch_invariant: bool = False, is_int8: bool = False
+    folder: Path,
+    device: torch.device,
+    dtype_name: str,
+    *,
+    kv_dtype_name: str = AUTO,
+    is_batch_invariant: bool = False,
+    is_int8: bool = False,
 ) -> LoadedModel:
     """`dtype_name` is a torch dtype's name, or "auto": float32 on a CPU, the checkpoint's own elsewhere.
+
+    `kv_dtype_name` alike; "auto" is the same as the weights'.
 
     What is loaded need not be computed rightly by this engine: `check_model` finds out. Raises ModelError.
     """
@@ -50,6 +59,7 @@ def load_model(
     if max_context is None:
         raise ModelError(f"{folder}: its config.json names no context length, such as max_position_embeddings")
     dtype = _dtype(dtype_name, device, whole.dtype)
+    kv_dtype = dtype if kv_dtype_name == AUTO else _DTYPES[kv_dtype_name]
     model = _load(folder, config, dtype, device, is_part=config is not whole)
     quantization = _quantization(whole)
     if quantization is not None and getattr(model, "hf_quantizer", None) is None:
@@ -66,6 +76,7 @@ def load_model(
             dtype=str(dtype).removeprefix("torch."),
             quantization=INT8 if is_int8 else quantization,
             is_batch_invariant=is_batch_invariant,
+            kv_dtype=None if kv_dtype is dtype else str(kv_dtype).removeprefix("torch."),
         ),
         vocab_size=config.vocab_size,
         max_context=max_context,
@@ -73,6 +84,7 @@ def load_model(
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         eos_ids=_eos_ids(model.generation_config.eos_token_id),
     )
 
@@ -126,6 +138,6 @@ def _eos_ids(declared: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
-    if name != "auto":
+    if name != AUTO:
         return _DTYPES[name]
     return torch.float32 if device.type == "cpu" else checkpoint or torch.float16

@@ -67,7 +67,9 @@ class _Check:
     def __init__(self, loaded: LoadedModel, max_context: int) -> None:
         self._loaded = loaded
         self._max_context = max_context
-        self._tolerance = _INT8_TOLERANCE if loaded.is_int8 else _TOLERANCES[loaded.dtype]
+        self._tolerance = max(
+            _TOLERANCES[loaded.dtype], _TOLERANCES[loaded.kv_dtype], _INT8_TOLERANCE if loaded.is_int8 else 0.0
+        )
 
     def run(self) -> None:
         length = min(NUM_TOKENS, self._max_context)
@@ -129,7 +131,7 @@ class _Check:
             return
         spread = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
         errors = (logits - expected).norm(dim=-1) / spread.clamp(min=torch.finfo(torch.float32).tiny)
-        is_full = self._loaded.dtype is torch.float32 and not self._loaded.is_int8
+        is_full = self._loaded.dtype is self._loaded.kv_dtype is torch.float32 and not self._loaded.is_int8
         error = float(errors.max() if is_full else errors.median())
         if not error <= self._tolerance:
             raise self._refusal(f"{what} differs by {error:.1e} from the model's own forward")

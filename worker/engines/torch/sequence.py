@@ -17,7 +17,7 @@ from protos.sampling_messages import FinishReason
 from protos.session_messages import Stage
 from worker.engines.compute_engine import Run
 from worker.engines.torch.grammar import GrammarMatcher
-from worker.engines.torch.seen_tokens import SeenTokens
+from worker.engines.torch.sampling.seen_tokens import SeenTokens
 
 
 class Phase(Enum):

@@ -59,8 +59,10 @@ def test_the_family_is_compiled(architecture: Architecture, dtype: str, is_int8:
         {"dtype": DType.BFLOAT16, "batch_invariant": True},
         {"quantization": Quantization.INT8},
         {"quantization": Quantization.INT8, "dtype": DType.FLOAT16},
+        {"kv_dtype": DType.FLOAT16},
+        {"quantization": Quantization.INT8, "kv_dtype": DType.BFLOAT16},
     ],
-    ids=["float16", "bfloat16", "int8", "int8 over KV in 16 bits"],
+    ids=["float16", "bfloat16", "int8", "int8 over KV in 16 bits", "KV in float16", "int8 over KV in bfloat16"],
 )
 def test_apart_and_together_and_in_batches_give_one_answer(
     flags: dict[str, object], checkpoint: Callable[[Family], Path]
@@ -153,6 +155,14 @@ def test_any_number_of_threads_computes_the_same_bits(
 def test_int8_shares_no_kv_with_full_precision(tiny_llama: Path) -> None:
     full, rounded = network_of(tiny_llama), network_of(tiny_llama, is_int8=True)
     assert full.layout(16).fingerprint() != rounded.layout(16).fingerprint()
+
+
+@needs_compiler
+def test_kv_in_16_bits_is_another_model_of_half_the_size(tiny_llama: Path) -> None:
+    full = load_model(tiny_llama, CPU, "auto")
+    half = load_model(tiny_llama, CPU, "auto", kv_dtype_name="bfloat16")
+    assert full.served != half.served and full.layout(16).fingerprint() != half.layout(16).fingerprint()
+    assert full.layout(16).block_bytes == 2 * half.layout(16).block_bytes
 
 
 @needs_compiler

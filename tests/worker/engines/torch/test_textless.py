@@ -17,8 +17,8 @@ from tests.checkpoints import VOCABULARY_SIZE, make_sentencepiece_checkpoint
 from tests.worker.engines.torch.engine_rig import GREEDY, Node
 from tests.worker.engines.torch.reference import prompt
 from worker.engines.torch.loader import load_model
-from worker.engines.torch.sampler import SampledToken, Sampler, SamplingRow
-from worker.engines.torch.seen_tokens import SeenTokens
+from worker.engines.torch.sampling.sampler import SampledToken, Sampler, SamplingRow
+from worker.engines.torch.sampling.seen_tokens import SeenTokens
 from worker.engines.torch.textless import Textless, find_textless
 
 CPU = torch.device("cpu")

@@ -90,17 +90,3 @@ class NativeStep(ctypes.Structure):
         ("stored", ctypes.c_long),
         ("rows", ctypes.c_long),
     )
-
-
-class NativeDraw(ctypes.Structure):
-    """Of `sampling.c`."""
-
-    _fields_ = (
-        ("logits", ctypes.c_void_p),
-        ("u", ctypes.c_double),
-        ("temperature", ctypes.c_float),
-        ("min_p", ctypes.c_float),
-        ("top_p", ctypes.c_float),
-        ("top_k", ctypes.c_long),
-        ("token", ctypes.c_long),
-    )

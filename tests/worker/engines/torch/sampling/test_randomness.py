@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.torch.randomness import uniform
+from worker.engines.torch.sampling.randomness import uniform
 
 SEEDS = st.integers(0, 2**64 - 1)
 INDEXES = st.integers(0, 2**32 - 1)
@@ -41,7 +41,7 @@ def test_a_negative_seed_counts_modulo_two_to_the_64() -> None:
 
 
 def test_another_process_draws_the_same() -> None:
-    program = "from worker.engines.torch.randomness import uniform; print(uniform(2**63, 5, 1000).hex())"
+    program = "from worker.engines.torch.sampling.randomness import uniform; print(uniform(2**63, 5, 1000).hex())"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert answer.stdout.strip() == uniform(2**63, 5, 1000).hex()
 

@@ -13,9 +13,9 @@ import torch
 
 from protos.sampling_messages import SamplingParams, TokenLogprobs
 from protos.session_messages import ErrorCode
-from worker.engines.torch.drawing import Draw, Drawer, TorchDrawer
-from worker.engines.torch.randomness import uniform
-from worker.engines.torch.seen_tokens import SeenTokens
+from worker.engines.torch.sampling.drawing import Draw, Drawer, TorchDrawer
+from worker.engines.torch.sampling.randomness import uniform
+from worker.engines.torch.sampling.seen_tokens import SeenTokens
 from worker.engines.torch.textless import Textless
 
 

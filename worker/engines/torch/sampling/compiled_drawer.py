@@ -5,9 +5,22 @@ from collections.abc import Sequence
 
 import torch
 
-from worker.engines.torch.drawing import Draw
 from worker.engines.torch.kernels.library import Team, declared
-from worker.engines.torch.kernels.structs import NativeDraw
+from worker.engines.torch.sampling.drawing import Draw
+
+
+class _NativeDraw(ctypes.Structure):
+    """`struct draw` of `sampling.c`."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("u", ctypes.c_double),
+        ("temperature", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("top_k", ctypes.c_long),
+        ("token", ctypes.c_long),
+    )
 
 
 class CompiledDrawer:
@@ -20,9 +33,9 @@ class CompiledDrawer:
         """Logits are contiguous, and of the vocabulary that it was made for."""
         if not draws:
             return []
-        native = (NativeDraw * len(draws))(
+        native = (_NativeDraw * len(draws))(
             *(
-                NativeDraw(draw.logits.data_ptr(), draw.u, draw.temperature, draw.min_p, draw.top_p, draw.top_k, 0)
+                _NativeDraw(draw.logits.data_ptr(), draw.u, draw.temperature, draw.min_p, draw.top_p, draw.top_k, 0)
                 for draw in draws
             )
         )

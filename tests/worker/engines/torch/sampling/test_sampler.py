@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.sampling_messages import SamplingParams
-from worker.engines.torch.drawing import Draw, Drawer, TorchDrawer
-from worker.engines.torch.kernels.drawer import CompiledDrawer
 from worker.engines.torch.kernels.library import load_library
-from worker.engines.torch.sampler import SampledToken, Sampler, SamplingError, SamplingRow, token_logprobs
-from worker.engines.torch.seen_tokens import SeenTokens
+from worker.engines.torch.sampling.compiled_drawer import CompiledDrawer
+from worker.engines.torch.sampling.drawing import Draw, Drawer, TorchDrawer
+from worker.engines.torch.sampling.sampler import SampledToken, Sampler, SamplingError, SamplingRow, token_logprobs
+from worker.engines.torch.sampling.seen_tokens import SeenTokens
 
 PROBABILITIES = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = [math.log(p) for p in PROBABILITIES]
