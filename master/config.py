@@ -125,6 +125,7 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
     drain_timeout_s: float = flag(
         60.0, "How long requests may go on after that", group="Operation", unit="s", check=checks.at_least(0.0)
     )
+    dashboard: bool = flag(True, "Serve the page /dashboard", group="Operation")
     log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
 
     def __post_init__(self) -> None:

@@ -18,6 +18,9 @@ from master.config import MasterConfig
 from master.dispatch.dispatcher import Dispatcher
 from master.dispatch.parts import dispatch_parts
 from master.grammar.check import GrammarCheck
+from master.history.history import History
+from master.history.masters import Masters
+from master.history.samples import Samples
 from master.master_service import MasterService
 from master.model_info import load_model_info
 from master.ports import MasterPorts
@@ -31,7 +34,7 @@ from master.workers.workers import Workers
 from registry.embedded.server import EmbeddedEtcd
 from registry.etcd.client import EtcdClient
 from registry.etcd.config import EtcdConfig
-from registry.instance import MasterRecord, workers_prefix
+from registry.instance import MasterRecord, masters_prefix, workers_prefix
 from registry.registration import Registration
 from registry.watcher import PrefixWatcher
 from serving.process_life import bind
@@ -67,6 +70,7 @@ class Master:
             registry=metrics,
             on_change=self._changed.set,
         )
+        self._history = History(parts.log, Samples(parts.log, metrics, self._workers.received_bytes), Masters(self._id))
         self._grammar_check = GrammarCheck()
         self._text_pool = TextPool()
         self._service = MasterService(
@@ -75,6 +79,7 @@ class Master:
             Dispatcher(parts, model.tokenizer),
             self._grammar_check,
             self._text_pool,
+            self._history,
             request_timeout_s=config.request_timeout_s,
             user_markers=None if config.parse_special_in_user_text else UserMarkers(model.tokenizer.marker_ids),
             isolates_caches=config.isolate_prefix_caches,
@@ -95,8 +100,11 @@ class Master:
         etcd = None
         if config.etcd_addr is not None or not config.workers:
             etcd = await self._find_workers(stack)
-        readiness = asyncio.create_task(self._log_readiness(), name="readiness")
-        stack.callback(readiness.cancel)
+        for task in (
+            asyncio.create_task(self._log_readiness(), name="readiness"),
+            asyncio.create_task(self._history.samples.run(), name="samples"),
+        ):
+            stack.callback(task.cancel)
         await self._first_route()
         await self._ports.start()
         if etcd is not None:
@@ -141,6 +149,9 @@ class Master:
             raise FlagError("etcd_addr", problem) from error
         following = asyncio.create_task(self._workers.follow(watcher), name="worker registry")
         stack.callback(following.cancel)
+        masters = await stack.enter_async_context(PrefixWatcher(client, masters_prefix(config.cluster)))
+        listing = asyncio.create_task(self._history.masters.follow(masters), name="master registry")
+        stack.callback(listing.cancel)
         await asyncio.sleep(0)  # it takes what was listed before it waits
         return client
 

@@ -9,6 +9,7 @@ from master.dispatch.dispatcher import Dispatcher
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
 from master.grammar.token_ids import with_stand_ins
+from master.history.history import History
 from master.model_info import ModelInfo
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
@@ -39,6 +40,7 @@ class MasterService:
         dispatcher: Dispatcher,
         grammar_check: GrammarCheck,
         text_pool: TextPool,
+        history: History,
         *,
         request_timeout_s: float,
         user_markers: UserMarkers | None = None,
@@ -50,6 +52,7 @@ class MasterService:
         self._dispatcher = dispatcher
         self._grammar_check = grammar_check
         self._text_pool = text_pool
+        self._history = history
         self._user_markers = user_markers
         self._max_context = model.max_context
         self._request_timeout_s = request_timeout_s
@@ -73,6 +76,10 @@ class MasterService:
     @property
     def user_markers(self) -> UserMarkers | None:
         return self._user_markers
+
+    @property
+    def history(self) -> History:
+        return self._history
 
     def models(self) -> Sequence[ModelCard]:
         return list(self._cards.values())
@@ -141,6 +148,7 @@ class MasterService:
                 legs_in_flight=session.num_legs,
                 circuit=self._dispatcher.health.circuit_of(session.name),
                 cut_from=tuple(p for p, d in self._dispatcher.health.cut_pairs if d == session.name),
+                version=session.welcome.version if session.welcome else "",
             )
             for session in self._workers.sessions
         ]

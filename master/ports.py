@@ -101,6 +101,7 @@ def _http_server(
         max_stored_responses=config.max_stored_responses,
         keep_responses_s=config.keep_responses_s,
         shows_tokenizer=config.enable_tokenizer_info,
+        has_dashboard=config.dashboard,
     )
     return HttpServer(
         create_app(service, http_config, metrics, keys=keys),

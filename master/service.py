@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from master.history.history import History
 from master.output import GenerationOutput
 from master.request import GenerationRequest, RequestOptions
 from master.routing.circuit import CircuitState
@@ -42,6 +43,7 @@ class InstanceView:
     legs_in_flight: int
     circuit: CircuitState = CircuitState.CLOSED
     cut_from: tuple[str, ...] = ()  # prefill workers whose KV does not get here
+    version: str = ""
 
 
 class Service(Protocol):
@@ -99,6 +101,9 @@ class Service(Protocol):
         ...
 
     def instances(self) -> Sequence[InstanceView]: ...
+
+    @property
+    def history(self) -> History: ...
 
     async def drain_instance(self, name: str) -> None:
         """Ask a worker to take no new work. Raises ServingError NOT_FOUND, or UNAVAILABLE if it is not connected."""

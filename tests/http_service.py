@@ -129,7 +129,7 @@ class HttpEdge:
 async def serving(
     service: HttpService, config: HttpConfig | None = None, keys: Keys | None = None
 ) -> AsyncIterator[HttpEdge]:
-    registry = CollectorRegistry()
+    registry = service.registry
     config = config or HttpConfig()
     server = HttpServer(create_app(service, config, registry, keys=keys), "127.0.0.1", 0)
     await server.start()

@@ -9,11 +9,16 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from master.errors import ErrorKind, ServingError
 from master.grammar.check import GrammarCheck
+from master.history.history import History
+from master.history.log import RequestLog
+from master.history.masters import Masters
+from master.history.samples import Samples
 from master.request import GenerationRequest, RequestOptions
 from master.service import InstanceView, ModelCard
 from master.text.chat_template import ChatTemplate
@@ -75,6 +80,9 @@ class SmallMaster:
         self.cancelled: list[str] = []
         self.cancellers: list[str] = []
         self.drained: list[str] = []
+        self.registry = CollectorRegistry()
+        log = RequestLog()
+        self.history = History(log, Samples(log, self.registry, dict), Masters("this"))
         self._cards = cards
         self._id_prefix = id_prefix
         self._numbers = itertools.count(1)

@@ -64,6 +64,11 @@ class Attempt:
         self._num_prompt_logprobs = 0
         self._held_deltas: list[TokenDelta] = []  # came before the prompt's log-probabilities, from the other worker
 
+    @property
+    def worker(self) -> str:
+        """The first one, which computes the prompt."""
+        return self._route.worker.name
+
     async def run(self) -> None:
         """Returns when every sequence is finished. Raises AttemptFailed."""
         first = self._begin(self._route.worker, self._route.stage)

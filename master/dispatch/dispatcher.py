@@ -8,12 +8,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
-from master.dispatch.metrics import Outcome
 from master.dispatch.parts import DispatchParts
 from master.dispatch.request_run import RequestRun
 from master.dispatch.running_requests import RunningRequest, RunningRequests
 from master.dispatch.sequence_text import SequenceText
 from master.errors import ErrorKind, ServingError
+from master.history.log import RequestLog
+from master.history.record import Outcome
 from master.output import GenerationOutput, Usage
 from master.request import GenerationRequest
 from master.routing.fleet_health import FleetHealth
@@ -33,10 +34,11 @@ class Dispatcher:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Closing the generator cancels the request on every worker. Raises ServingError."""
-        with self._parts.metrics.request() as count, self._admitted():
+        with self._parts.log.hold(request) as kept, self._admitted():
             stops = StopStrings(request.stop)
             sequences = [SequenceText(request, index, self._tokenizer, stops) for index in range(request.n)]
             run = RequestRun(request, self._parts)
+            kept.follow(run.progress, run.trace)
             running = asyncio.create_task(run.run(), name=request.id)
             running.add_done_callback(lambda _: run.progress.wake())
             with self._running.hold(request, running) as entry:
@@ -46,7 +48,7 @@ class Dispatcher:
                         if output is None:
                             continue
                         if _are_finished(sequences):
-                            count.outcome = Outcome.FINISHED
+                            kept.outcome = Outcome.FINISHED
                             self._parts.metrics.finish(run.trace.num_workers)
                         yield output
                 finally:
@@ -79,6 +81,10 @@ class Dispatcher:
             prompt_logprobs=run.trace.take_prompt_logprobs(),
             cached_tokens=run.trace.cached_tokens,
         )
+
+    @property
+    def log(self) -> RequestLog:
+        return self._parts.log
 
     @property
     def health(self) -> FleetHealth:

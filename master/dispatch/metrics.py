@@ -1,38 +1,18 @@
 """What the dispatcher measures: requests of every API, how often they had to move, and who may be asked."""
 
-import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from master.dispatch.fault import Fault
-from master.errors import ErrorKind, ServingError
+from master.history.record import Outcome
 from master.routing.circuit import CircuitState
 from master.routing.fleet_health import FleetHealth
 
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0, CircuitState.HALF_OPEN: 1, CircuitState.OPEN: 2}
-
-
-class Outcome(Enum):
-    """How a request ended."""
-
-    FINISHED = "finished"
-    REFUSED = "refused"  # for what it asks, or for want of room
-    FAILED = "failed"
-    CANCELLED = "cancelled"  # by its id
-    LEFT = "left"  # its client went, or was cut
-
-
-_OUTCOMES = {
-    ErrorKind.INVALID_REQUEST: Outcome.REFUSED,
-    ErrorKind.OVERLOADED: Outcome.REFUSED,
-    ErrorKind.CANCELLED: Outcome.CANCELLED,
-}
 
 
 class DispatchMetrics:
@@ -83,27 +63,8 @@ class DispatchMetrics:
     def finish(self, num_workers: int) -> None:
         self._by_workers.labels(str(num_workers)).inc()
 
-    @contextmanager
-    def request(self) -> Iterator["RequestCount"]:
-        """Counts the request that is served inside, once, by how it ended."""
-        count = RequestCount()
-        try:
-            yield count
-        except ServingError as error:
-            count.outcome = _OUTCOMES.get(error.kind, Outcome.FAILED)
-            raise
-        except (GeneratorExit, asyncio.CancelledError):
-            count.outcome = count.outcome or Outcome.LEFT
-            raise
-        finally:
-            self._requests.labels((count.outcome or Outcome.FAILED).value).inc()
-
-
-class RequestCount:
-    """How a request ended, once that is known."""
-
-    def __init__(self) -> None:
-        self.outcome: Outcome | None = None
+    def ended(self, outcome: Outcome) -> None:
+        self._requests.labels(outcome.value).inc()
 
 
 class _FleetCollector(Collector):

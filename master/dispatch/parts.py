@@ -10,6 +10,7 @@ from master.dispatch.flags import DispatchFlags
 from master.dispatch.metrics import DispatchMetrics
 from master.dispatch.retry_budget import RetryBudget
 from master.dispatch.routes import Routes
+from master.history.log import RequestLog
 from master.routing.fleet_health import FleetHealth
 from master.routing.policies import Policy, soonest
 from master.routing.suspects import Suspects
@@ -24,6 +25,7 @@ class DispatchParts:
     routes: Routes
     budget: RetryBudget
     metrics: DispatchMetrics
+    log: RequestLog
     flags: DispatchFlags
     policy: Policy
     vocab_size: int
@@ -55,4 +57,6 @@ def dispatch_parts(
         num_waiting=lambda: routes.num_waiting,
         num_lost=lambda: workers.num_lost,
     )
-    return DispatchParts(workers, health, suspects, routes, budget, metrics, flags, policy, vocab_size)
+    return DispatchParts(
+        workers, health, suspects, routes, budget, metrics, RequestLog(metrics.ended), flags, policy, vocab_size
+    )

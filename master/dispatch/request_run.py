@@ -70,6 +70,7 @@ class RequestRun:
             await self._attempt(sequences, is_resumed=failures.total > 0)
             return
         except AttemptFailed as failed:
+            self.trace.fail_attempt(failed.worker, failed.fault.value)
             if failed.fault not in (Fault.NO_ROOM, Fault.LEFT):
                 failures = failures.another(has_progressed=self._num_tokens(sequences) > num_tokens)
             self._check_retry(failed, failures)
@@ -102,7 +103,7 @@ class RequestRun:
             trace=self.trace,
             avoided=self._avoided,
         )
-        self.trace.begin_attempt()
+        self.trace.begin_attempt(attempt.worker)
         self._running.add(attempt)
         try:
             await attempt.run()

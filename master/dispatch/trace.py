@@ -4,9 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from master.history.events import Event, EventKind
 from master.output import Timeline
 from protos.sampling_messages import TokenLogprobs
 from protos.session_messages import LegUpdate, Stage, Transferred
+
+MAX_EVENTS = 200  # of a request with many outputs, each of which may be tried again
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class RequestTrace:
 
     def __init__(self, arrived_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.attempts = 0
+        self.events: list[Event] = []
         self.cached_tokens: int | None = None
         self.prefill_instance = ""
         self.decode_instance = ""
@@ -55,8 +59,9 @@ class RequestTrace:
         else:
             self._resume_wait_s += duration_s
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, worker: str = "") -> None:
         self.attempts += 1
+        self._note(EventKind.ATTEMPT, worker)
         self._transferred = None
         self._decode_queue_s = 0.0
         self.decode_instance = ""
@@ -67,19 +72,34 @@ class RequestTrace:
         is_beginning = self._beginning.attempt == self.attempts
         if update.started is not None and stage is Stage.DECODE:
             self._decode_queue_s = update.started.queue_s
+            self._note(EventKind.TRANSFER_STARTED, worker, update.started.queue_s)
         elif update.started is not None:
             if self.cached_tokens is None:
                 self.cached_tokens = update.started.cached_tokens
             if is_beginning:
                 self._beginning.queue_s = update.started.queue_s
             self.prefill_instance = worker
-        if update.prefilled is not None and is_beginning:
-            self._beginning.prefill_s = update.prefilled.duration_s
+            self._note(EventKind.PREFILL_STARTED, worker, update.started.queue_s)
+        if update.prefilled is not None:
+            self._note(EventKind.PREFILLED, worker, update.prefilled.duration_s)
+            if is_beginning:
+                self._beginning.prefill_s = update.prefilled.duration_s
         if update.transferred is not None:
             self._transferred = update.transferred
             self.decode_instance = worker
+            moved = update.transferred
+            self._note(EventKind.TRANSFERRED, worker, moved.duration_s, f"{moved.num_bytes} bytes, {moved.transport}")
         if update.deltas and self._token_s is None:
             self._token_s = self._clock()
+            self._note(EventKind.FIRST_TOKEN, worker)
+
+    def fail_attempt(self, worker: str, why: str) -> None:
+        """The attempt ended without the request's end. `why` says nothing of what the request says."""
+        self._note(EventKind.FAILED, worker, detail=why)
+
+    def _note(self, kind: EventKind, worker: str, duration_s: float = 0.0, detail: str = "") -> None:
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(Event(kind, self._clock() - self._arrived_s, self.attempts, worker, duration_s, detail))
 
     def answer(self) -> None:
         """An output is given to the edge."""

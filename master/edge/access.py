@@ -2,9 +2,11 @@
 
 from starlette.types import Receive, Scope, Send
 
+from master.edge.dashboard.access import CHALLENGE, is_dashboard, passwords
 from master.edge.error_form import error_form
 from master.edge.http.caller import presented_keys
 from master.edge.http.config import HttpConfig
+from master.edge.http.cors import EXTRA_HEADERS
 from master.edge.http.response import HttpResponse
 from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
@@ -24,6 +26,8 @@ class HttpAccess:
         if scope["path"] in OPEN_PATHS:
             return None
         presented = presented_keys(scope)
+        if is_dashboard(scope):
+            presented += passwords(scope)
         if any(self._keys.accepts(key) for key in presented):
             return None
         what = "the API key is not valid" if presented else "no API key was given"
@@ -32,6 +36,8 @@ class HttpAccess:
 
     async def refuse(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> int:
         """Answers in the form of the path's API, without the body having been kept. Returns the status."""
+        if is_dashboard(scope):
+            scope[EXTRA_HEADERS] = [*scope.get(EXTRA_HEADERS, ()), CHALLENGE]
         response = HttpResponse(scope, send, self._config.slow_reader_timeout_s, error_form(scope["path"]))
         try:
             await response.refuse_body(error, receive)

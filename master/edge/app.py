@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from master.edge import openapi
 from master.edge.access import HttpAccess
+from master.edge.dashboard.routes import dashboard_routes
 from master.edge.error_form import error_form
 from master.edge.http.config import HttpConfig
 from master.edge.http.cors import EXTRA_HEADERS, Cors
@@ -47,6 +48,7 @@ def create_app(
     store = ResponseStore(config.max_stored_responses, config.keep_responses_s)
     posts = post_routes(service, config, metrics, store)
     routes = [*_gets(service, config, registry), *_actions(service, store)]
+    routes += dashboard_routes(service) if config.has_dashboard else []
     routes += [Route(path, post, methods=["POST"]) for path, post in posts.items()]
     others = Starlette(
         routes=routes,

@@ -71,6 +71,14 @@ class Workers:
         """How often a worker was lost since this master began."""
         return self._num_lost_before + sum(session.num_lost for session in self.sessions)
 
+    def received_bytes(self) -> dict[tuple[str, int], int]:
+        """The KV that each worker has pulled in this life of its, by name and incarnation."""
+        return {
+            (session.name, session.welcome.incarnation): session.load.transfer.bytes_received
+            for session in self.sessions
+            if session.welcome is not None
+        }
+
     @property
     def is_complete(self) -> bool:
         """Whether no worker that is not usable now may come to be."""

@@ -16,4 +16,5 @@ class HttpConfig:
     max_stored_responses: int = 0  # of /v1/responses
     keep_responses_s: float = 3600.0
     shows_tokenizer: bool = False  # whether /tokenizer_info answers
+    has_dashboard: bool = True
     cors_origins: tuple[str, ...] = ()  # of web pages that may read answers
