@@ -96,6 +96,7 @@ def encode_update(update: LegUpdate) -> wire.LegUpdate:
 
 
 def decode_update(update: wire.LegUpdate) -> LegUpdate:
+    deltas = tuple([_decode_delta(delta) for delta in update.deltas])
     started = prefilled = transferred = failure = None
     if update.HasField("started"):
         handle = update.started.kv_handle if update.started.HasField("kv_handle") else None
@@ -114,9 +115,9 @@ def decode_update(update: wire.LegUpdate) -> LegUpdate:
         started=started,
         prefilled=prefilled,
         transferred=transferred,
-        deltas=tuple(_decode_delta(delta) for delta in update.deltas),
+        deltas=deltas,
         failure=failure,
-        prompt_logprobs=decode_logprobs(update.prompt_logprobs),
+        prompt_logprobs=decode_logprobs(update.prompt_logprobs) if update.prompt_logprobs else (),
         ended=update.ended,
     )
 
@@ -136,6 +137,6 @@ def _decode_delta(delta: wire.TokenDelta) -> TokenDelta:
         sequence=delta.sequence,
         position=delta.position,
         token_ids=unpack_ids(delta.token_ids),
-        logprobs=decode_logprobs(delta.logprobs),
+        logprobs=decode_logprobs(delta.logprobs) if delta.logprobs else (),
         finish_reason=decode_finish_reason(delta.finish_reason) if delta.HasField("finish_reason") else None,
     )

@@ -12,6 +12,8 @@ from protos.sampling_messages import FinishReason, Grammar, GrammarKind, Samplin
 
 T = TypeVar("T")
 
+ID_BYTES = 4
+
 _FINISH_REASONS = {int(wire.FinishReason.Value(f"FINISH_REASON_{reason.name}")): reason for reason in FinishReason}
 
 
@@ -21,7 +23,9 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> tuple[int, ...]:
-    if len(data) % 4:
+    if len(data) == ID_BYTES:  # one token, as most steps bring; numpy is made for prompts
+        return (int.from_bytes(data, "little"),)
+    if len(data) % ID_BYTES:
         raise ValueError(f"token ids: {len(data)} bytes are no whole number of uint32")
     return tuple(np.frombuffer(data, dtype="<u4").tolist())
 

@@ -100,7 +100,7 @@ def decode_to_master(message: wire.ToMaster) -> ToMaster:
         case "welcome":
             return _decode_welcome(message.welcome)
         case "step":
-            return Step(tuple(decode_update(update) for update in message.step.updates))
+            return Step(tuple([decode_update(update) for update in message.step.updates]))
         case "load":
             return decode_load(message.load)
         case "cache":

@@ -1,11 +1,13 @@
 """The session's messages as plain dataclasses; what travels inside master and worker.
 
 Units: durations in seconds, sizes in bytes, lengths in tokens or blocks as named. `protos.session_codec` turns them
-into protobuf and back.
+into protobuf and back. Those that come with every token are structs of msgspec, which are made in a tenth of the time.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from protos.sampling_messages import FinishReason, SamplingParams, TokenLogprobs
 from protos.served_model import ServedModel
@@ -123,8 +125,7 @@ class Welcome:
     proof: bytes = b""  # that it knows the cluster's secret; empty where it has none
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """Prefill (or, on a decode worker, the pull) has begun."""
 
     cached_tokens: int
@@ -132,14 +133,12 @@ class Started:
     kv_handle: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     computed_tokens: int
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Transferred:
+class Transferred(msgspec.Struct, frozen=True):
     transport: str
     num_bytes: int
     blocks_sent: int
@@ -148,8 +147,7 @@ class Transferred:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True):
     """Further output of one sequence; `position` is that of the first id among the sequence's output."""
 
     sequence: int
@@ -159,14 +157,12 @@ class TokenDelta:
     finish_reason: FinishReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     code: ErrorCode
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class LegUpdate:
+class LegUpdate(msgspec.Struct, frozen=True):
     """What happened to one leg since the last update. `ended`: the worker holds nothing for it any more."""
 
     leg: int
@@ -179,8 +175,7 @@ class LegUpdate:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     updates: tuple[LegUpdate, ...]
 
 

@@ -10,7 +10,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 
 class Outbox:
-    """Messages keep their order. When there is none for a while, a heartbeat goes out."""
+    """Messages keep their order."""
 
     def __init__(self) -> None:
         self._messages: deque[ToWorker] = deque()
@@ -27,13 +27,15 @@ class Outbox:
     def clear(self) -> None:
         self._messages.clear()
 
-    async def send(self, call: SessionCall, limit_s: float) -> None:
+    async def send(self, call: SessionCall) -> None:
         """Sends what is there, waiting for the first of it."""
-        try:
-            async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
-                await self._has_news.wait()
-        except TimeoutError:
-            self._messages.append(Heartbeat())
+        await self._has_news.wait()
         self._has_news.clear()
         while self._messages:
-            await call.write(self._messages.popleft(), limit_s)
+            await call.send(self._messages.popleft())
+
+    async def beat(self) -> None:
+        """Never returns. A worker hears from its master at least so often."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            self.put(Heartbeat())

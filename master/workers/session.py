@@ -213,22 +213,17 @@ class WorkerSession:
                 await call.leave()
                 await call.wait_for_end()
                 raise SessionRefused(problem)
-            await _first_to_end(self._receive(call, welcome), self._transmit(call))
+            quiet_s = min(self._patience.quiet_s, self._patience.silence_s / 2)
+            watching = call.watch(quiet_s, self._patience.silence_s, self._be_quiet)
+            await _first_to_end(self._receive(call, welcome), self._transmit(call), watching, self._outbox.beat())
 
     async def _receive(self, call: SessionCall, welcome: Welcome) -> None:
-        quiet_s = min(self._patience.quiet_s, self._patience.silence_s / 2)
         while True:
-            message = await call.read(quiet_s)
-            if message is None:
-                self._be_quiet()
-                message = await call.read(self._patience.silence_s - quiet_s)
-            if message is None:
-                raise WorkerSilent(f"silent for {self._patience.silence_s:g} s")
-            self._on_message(message, welcome)
+            self._on_message(await call.receive(), welcome)
 
     async def _transmit(self, call: SessionCall) -> None:
         while True:
-            await self._outbox.send(call, self._patience.silence_s)
+            await self._outbox.send(call)
             if self.state is SessionState.RETIRED and len(self._legs) == 0:
                 await call.leave()
                 await asyncio.sleep(PARTING_S)  # usually the worker ends the call before

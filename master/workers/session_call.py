@@ -1,8 +1,12 @@
-"""The one gRPC call of a session with a worker: messages in and out, each within a time limit."""
+"""The one gRPC call of a session with a worker: messages in and out.
+
+Greeting and parting have time limits of their own. In between `watch` sees to both directions, so that no message needs
+a timer or a task.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 import grpc.aio
@@ -12,7 +16,7 @@ from protos import session_pb2 as wire
 from protos.session_codec import decode_to_master, encode_to_worker
 from protos.session_messages import ToMaster, ToWorker
 from protos.session_pb2_grpc import WorkerStub
-from serving.own_time import is_done_within
+from serving.own_time import TICK_S, is_done_within
 
 MESSAGE_LIMIT_BYTES = 64 << 20
 PARTING_S = 1.0
@@ -51,6 +55,8 @@ class SessionCall:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._reading: asyncio.Task[object] | None = None
+        self._idle_ticks = 0  # since the latest message came
+        self._writing_ticks: int | None = None  # that one message has taken to be written; None while none is
 
     async def read(self, limit_s: float) -> ToMaster | None:
         """None if nothing came so far; what comes later is not lost. One reader at a time."""
@@ -59,7 +65,41 @@ class SessionCall:
         if not await is_done_within(self._reading, limit_s):
             return None
         reading, self._reading = self._reading, None
-        message = _result(reading)
+        return await self._decoded(_result(reading))
+
+    async def receive(self) -> ToMaster:
+        """The next message, for as long as `watch` lets it take."""
+        with _cancelled_call():
+            message = await self._call.read()
+        self._idle_ticks = 0
+        return await self._decoded(message)
+
+    async def send(self, message: ToWorker) -> None:
+        """Returns once it is on its way, for as long as `watch` lets it take."""
+        self._writing_ticks = 0
+        with _cancelled_call():
+            await self._call.write(encode_to_worker(message))
+        self._writing_ticks = None
+
+    async def watch(self, quiet_s: float, silence_s: float, on_quiet: Callable[[], None]) -> None:
+        """Never returns. Calls `on_quiet` when nothing came for `quiet_s`; raises WorkerSilent after `silence_s`.
+
+        A pause of ours counts as one tick, however long it was: see `serving.own_time`.
+        """
+        tick_s = min(TICK_S, quiet_s / 4)
+        while True:
+            await asyncio.sleep(tick_s)
+            self._idle_ticks += 1
+            if self._writing_ticks is not None:
+                self._writing_ticks += 1
+            if (self._writing_ticks or 0) * tick_s > silence_s:
+                raise WorkerSilent(f"reads nothing for {silence_s:g} s")
+            if self._idle_ticks * tick_s > silence_s:
+                raise WorkerSilent(f"silent for {silence_s:g} s")
+            if self._idle_ticks * tick_s > quiet_s:
+                on_quiet()
+
+    async def _decoded(self, message: object) -> ToMaster:
         if not isinstance(message, wire.ToMaster):
             raise WorkerLost(f"closed the session: {await self._call.details() or 'no reason given'}")
         return decode_to_master(message)
@@ -90,8 +130,20 @@ class SessionCall:
         self._call.cancel()
 
 
-def _result(task: "asyncio.Task[object]") -> object:
+@contextlib.contextmanager
+def _cancelled_call() -> Iterator[None]:
     """A call that is cancelled under its readers must not look as if they had been."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise WorkerLost("the call was cancelled") from error
+
+
+def _result(task: "asyncio.Task[object]") -> object:
+    """`_cancelled_call` for one that was read in a task."""
     if task.cancelled():
         raise WorkerLost("the call was cancelled")
     return task.result()
