@@ -1,12 +1,13 @@
-"""What a request yields, before an edge gives it its form."""
+"""What a request yields, before an edge gives it its form. What is made for each token is a struct of msgspec."""
 
 from dataclasses import dataclass
+
+import msgspec
 
 from protos.sampling_messages import FinishReason, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceDelta:
+class SequenceDelta(msgspec.Struct, frozen=True):
     """Further output of one sequence. `token_ids` and `logprobs` run in parallel; text may lag behind them."""
 
     index: int
@@ -57,8 +58,7 @@ class Timeline:
     attempts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationOutput:
+class GenerationOutput(msgspec.Struct, frozen=True):
     """One increment; the last one of a request carries usage and timeline."""
 
     deltas: tuple[SequenceDelta, ...]

@@ -13,6 +13,7 @@ from protos.sampling_messages import FinishReason, Grammar, GrammarKind, Samplin
 T = TypeVar("T")
 
 ID_BYTES = 4
+_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
 
 _FINISH_REASONS = {int(wire.FinishReason.Value(f"FINISH_REASON_{reason.name}")): reason for reason in FinishReason}
 
@@ -31,7 +32,7 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
 
 
 def encode_sampling(params: SamplingParams) -> wire.SamplingParams:
-    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    values = {name: getattr(params, name) for name in _SAMPLING_FIELDS}
     values["bad_words_ids"] = [pack_ids(ids) for ids in params.bad_words_ids]
     values["grammar"] = encode_grammar(params.grammar) if params.grammar is not None else None
     return wire.SamplingParams(**values)

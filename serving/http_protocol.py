@@ -1,7 +1,8 @@
 """One HTTP connection: uvicorn's protocol, with the limits and the courtesies it lacks.
 
-An application finds under `scope["state"]["abort"]` how to drop the connection with what is buffered for it, and says
-under "filler" which bytes mean nothing between the parts of the body that it streams.
+An application finds under `scope["state"]["abort"]` how to drop the connection with what is buffered for it, and under
+"takes_more" whether it takes a part of the body without waiting for the client. It says under "filler" which bytes mean
+nothing between the parts of the body that it streams.
 """
 
 import asyncio
@@ -87,6 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"]["takes_more"] = self._takes_more
         self._await_headers()
 
     def on_headers_complete(self) -> None:
@@ -153,6 +155,9 @@ class HttpProtocol(HttpToolsProtocol):
         elif filler:
             self.transport.write(b"%x\r\n%s\r\n" % (len(filler), filler) if self.cycle.chunked_encoding else filler)
         self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+
+    def _takes_more(self) -> bool:
+        return not self.flow.write_paused
 
     def _abort(self) -> None:
         self.transport.abort()

@@ -6,6 +6,9 @@
 A decode worker that refused, or never reached the first one, has not taken the KV, so the first one still has it. After
 any other failure nobody knows (it may just have been handed over), and a new attempt finds in the prefix caches what
 there is.
+
+What workers say is taken as it comes, in the session that it comes by: tokens go on and the decode worker is chosen
+without a change of task. Only failures, and the end, are for `run`.
 """
 
 import asyncio
@@ -54,8 +57,11 @@ class Attempt:
         self._progress = progress
         self._trace = trace
         self._began_s = time.monotonic()
-        self._updates: asyncio.Queue[tuple[Leg, LegUpdate]] = asyncio.Queue()
+        # a leg that failed, what the attempt itself fails with, or None: every sequence is finished
+        self._events: asyncio.Queue[tuple[Leg, Failure] | AttemptFailed | None] = asyncio.Queue()
+        self._is_over = False
         self._legs: dict[Leg, LegCheck] = {}
+        self._first: Leg | None = None
         self._decode: Leg | None = None
         self._is_decode_wanted = False  # no worker would take it, so they are asked again
         self._kv_handle: bytes | None = None
@@ -71,23 +77,16 @@ class Attempt:
 
     async def run(self) -> None:
         """Returns when every sequence is finished. Raises AttemptFailed."""
-        first = self._begin(self._route.worker, self._route.stage)
+        self._first = first = self._begin(self._route.worker, self._route.stage)
         try:
             while not self._is_finished():
-                news = await self._next_update()
-                if news is None:
-                    self._begin_decode(first)
-                    continue
-                leg, update = news
-                self._take(leg, update)
-                if leg is first and update.started is not None and update.started.kv_handle is not None:
-                    self._kv_handle = update.started.kv_handle
-                    self._begin_decode(first)
-                if update.failure is not None:
-                    await self._on_failure(first, leg, update.failure)
-                elif first.has_prefilled and self._has_kv_moved():
-                    first.release()
+                event = await self._next_event(first)
+                if isinstance(event, AttemptFailed):
+                    raise event
+                if event is not None:
+                    await self._on_failure(first, *event)
         finally:
+            self._is_over = True
             for leg in self._legs:
                 leg.end()
                 if self._parts.suspects.end(self._request.id, leg.worker):
@@ -99,13 +98,41 @@ class Attempt:
             if index in leg.unfinished:
                 leg.cancel_sequence(index)
 
-    async def _next_update(self) -> tuple[Leg, LegUpdate] | None:
-        """None when it is time to ask for a decode worker again."""
+    async def _next_event(self, first: Leg) -> tuple[Leg, Failure] | AttemptFailed | None:
+        """Asks for a decode worker again from time to time, as long as one is wanted."""
+        while self._is_decode_wanted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    return await self._events.get()
+            self._begin_decode(first)
+        return await self._events.get()
+
+    def _on_update(self, leg: Leg, update: LegUpdate) -> None:
+        if self._is_over:
+            return
         try:
-            async with asyncio.timeout(ASK_AGAIN_S if self._is_decode_wanted else None):
-                return await self._updates.get()
-        except TimeoutError:
-            return None
+            self._take(leg, update)
+            self._go_on(leg, update)
+        except AttemptFailed as failed:
+            self._is_over = True
+            self._events.put_nowait(failed)
+            return
+        if update.failure is not None:
+            self._events.put_nowait((leg, update.failure))
+        elif update.deltas and self._is_finished():
+            self._events.put_nowait(None)
+
+    def _go_on(self, leg: Leg, update: LegUpdate) -> None:
+        """Begins to decode as soon as prefill has begun, and lets the first worker go once it has handed over."""
+        first = self._first
+        assert first is not None, "nothing is heard of a leg before it has begun"
+        if leg is first and update.started is not None and update.started.kv_handle is not None:
+            self._kv_handle = update.started.kv_handle
+            self._begin_decode(first)
+            if self._is_decode_wanted:
+                self._events.put_nowait(None)  # `run` has to ask again
+        if update.failure is None and first.has_prefilled and self._has_kv_moved():
+            first.release()
 
     def _take(self, leg: Leg, update: LegUpdate) -> None:
         check = self._legs[leg]
@@ -114,14 +141,14 @@ class Attempt:
             check.add(update)
         except ImpossibleUpdate as error:
             raise self._failed(leg, Failure(ErrorCode.INTERNAL, f"{leg.worker} sent {error}")) from error
-        now_s = time.monotonic()
         if check.has_generated and not had_generated:
-            self._parts.health.generated(leg.worker, now_s)
+            self._parts.health.generated(leg.worker, time.monotonic())
         if update.transferred is not None:
             self._parts.health.transferred(self._route.worker.name, leg.worker)
         self._trace.count(leg.worker, leg.start.stage, update)
-        self._trace.add_prompt_logprobs(self._num_prompt_logprobs, update.prompt_logprobs)
-        self._num_prompt_logprobs += len(update.prompt_logprobs)
+        if update.prompt_logprobs:
+            self._trace.add_prompt_logprobs(self._num_prompt_logprobs, update.prompt_logprobs)
+            self._num_prompt_logprobs += len(update.prompt_logprobs)
         self._held_deltas += update.deltas
         if not self._lacks_prompt_logprobs():
             held, self._held_deltas = self._held_deltas, []
@@ -175,10 +202,11 @@ class Attempt:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._parts.flags.blame_timeout_s):
                     while True:
-                        other, update = await self._updates.get()
-                        self._take(other, update)
-                        if other is first and update.failure is not None and first.is_lost:
-                            return self._failed(first, update.failure)
+                        event = await self._events.get()
+                        if isinstance(event, AttemptFailed):
+                            return event
+                        if isinstance(event, tuple) and event[0] is first and first.is_lost:
+                            return self._failed(*event)
         return self._failed(leg, failure)
 
     def _failed(self, leg: Leg, failure: Failure) -> AttemptFailed:
@@ -212,7 +240,7 @@ class Attempt:
             raise AttemptFailed(failure, worker.name, Fault.LEFT, self._began_s)
         request = self._request
         sampling = request.sampling
-        if not self._lacks_prompt_logprobs():
+        if sampling.prompt_logprobs is not None and not self._lacks_prompt_logprobs():
             sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # an earlier attempt reported them
         age_s = time.monotonic() - request.arrived_s
         start = Start(
@@ -236,8 +264,6 @@ class Attempt:
         self._parts.suspects.begin(request.id, worker.name)
         return leg
 
-    def _on_update(self, leg: Leg, update: LegUpdate) -> None:
-        self._updates.put_nowait((leg, update))
-
     def _is_finished(self) -> bool:
-        return all(self._progress.sequences[index].finish_reason is not None for index in self._sequences)
+        sequences = self._progress.sequences
+        return all([sequences[index].finish_reason is not None for index in self._sequences])

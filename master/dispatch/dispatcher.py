@@ -43,17 +43,20 @@ class Dispatcher:
             running.add_done_callback(lambda _: run.progress.wake())
             with self._running.hold(request, running) as entry:
                 try:
-                    while not _are_finished(sequences):
+                    is_last = False
+                    while not is_last:
                         output = await self._next_output(run, entry, sequences)
                         if output is None:
                             continue
-                        if _are_finished(sequences):
+                        if output.usage is not None:
+                            is_last = True
                             kept.outcome = Outcome.FINISHED
                             self._parts.metrics.finish(run.trace.num_workers)
                         yield output
                 finally:
                     running.cancel()
-                    await asyncio.gather(running, return_exceptions=True)
+                    if not running.done():
+                        await asyncio.wait([running])
 
     async def _next_output(
         self, run: RequestRun, entry: RunningRequest, sequences: Sequence[SequenceText]
@@ -62,11 +65,13 @@ class Dispatcher:
         news = await run.progress.take()
         if entry.is_cancelled:
             raise ServingError(ErrorKind.CANCELLED, f"{entry.request.id} was cancelled")
-        deltas = [shown for delta in news for shown in sequences[delta.sequence].take(delta)]
+        deltas = [shown for delta in news if (shown := sequences[delta.sequence].take(delta)) is not None]
+        is_last = False
         for shown in deltas:
             if isinstance(shown.matched_stop, str):
                 run.finish_sequence(shown.index)
-        is_last = _are_finished(sequences)
+            is_last = is_last or shown.finish_reason is not None
+        is_last = is_last and _are_finished(sequences)
         if not deltas:
             if entry.running.done() and not is_last:
                 entry.running.result()  # raises what ended it

@@ -1,6 +1,7 @@
 """What the dispatcher measures: requests of every API, how often they had to move, and who may be asked."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,9 +24,9 @@ class DispatchMetrics:
             return Counter(name, text, labels, registry=registry)
 
         self._registry = registry
-        self._requests = counter("pdserve_requests", "Requests ended, over HTTP and gRPC", "outcome")
-        self._by_workers = counter(
-            "pdserve_requests_by_workers", "Requests finished over one or two workers", "workers"
+        self._requests = cache(counter("pdserve_requests", "Requests ended, over HTTP and gRPC", "outcome").labels)
+        self._by_workers = cache(
+            counter("pdserve_requests_by_workers", "Requests finished over one or two workers", "workers").labels
         )
         self._retries = counter("pdserve_retries", "Attempts made again, by what failed the one before", "fault")
         self.moved_requests = counter(
@@ -61,10 +62,10 @@ class DispatchMetrics:
         self._retries.labels(fault.value).inc()
 
     def finish(self, num_workers: int) -> None:
-        self._by_workers.labels(str(num_workers)).inc()
+        self._by_workers(str(num_workers)).inc()
 
     def ended(self, outcome: Outcome) -> None:
-        self._requests.labels(outcome.value).inc()
+        self._requests(outcome.value).inc()
 
 
 class _FleetCollector(Collector):

@@ -27,17 +27,17 @@ class SequenceText:
             reasoning=request.reasoning,
         )
 
-    def take(self, delta: TokenDelta) -> list[SequenceDelta]:
+    def take(self, delta: TokenDelta) -> SequenceDelta | None:
         """What the client gets of it: nothing after the sequence's end."""
         if self.is_finished:
-            return []
+            return None
         ids, finish_reason = delta.token_ids, delta.finish_reason
         # A sequence also stops where its grammar is complete, and then its last token is like any other.
         stop_ids = self._request.sampling.stop_token_ids
         ended_by_token = finish_reason is FinishReason.STOP and ids[-1] in stop_ids
         # The token that ended the sequence is counted but is not text, unless the client wants to see stops.
         hidden = 1 if ended_by_token and not self._request.include_stop else 0
-        fed = self._text.feed(ids[: len(ids) - hidden])
+        fed = self._text.feed(ids[: len(ids) - hidden] if hidden else ids)
         text, matched_stop = fed.text, fed.matched_stop
         if matched_stop is None and finish_reason is not None:
             rest = self._text.finish()
@@ -48,7 +48,7 @@ class SequenceText:
             finish_reason = FinishReason.STOP
         self.num_tokens += len(ids)
         self.is_finished = finish_reason is not None
-        shown = SequenceDelta(
+        return SequenceDelta(
             index=self.index,
             text=text,
             token_ids=ids,
@@ -56,4 +56,3 @@ class SequenceText:
             finish_reason=finish_reason,
             matched_stop=matched_stop if matched_stop is not None else ids[-1] if ended_by_token else None,
         )
-        return [shown]

@@ -47,7 +47,7 @@ class TokenProgress:
     @property
     def num_tokens(self) -> int:
         """All sequences together have so many."""
-        return sum(len(sequence.token_ids) for sequence in self.sequences)
+        return sum([len(sequence.token_ids) for sequence in self.sequences])
 
     def add(self, delta: TokenDelta) -> None:
         if self.sequences[delta.sequence].add(delta):
@@ -71,6 +71,7 @@ class TokenProgress:
             finish_reason = None if sequence.is_end_taken else sequence.finish_reason
             if first < sequence.num_taken or finish_reason is not None:
                 sequence.is_end_taken = finish_reason is not None
-                ids, logprobs = tuple(sequence.token_ids[first:]), tuple(sequence.logprobs[first:])
+                ids = tuple(sequence.token_ids[first:])
+                logprobs = tuple(sequence.logprobs[first:]) if sequence.logprobs else ()
                 news.append(TokenDelta(sequence.index, first, ids, logprobs, finish_reason))
         return news

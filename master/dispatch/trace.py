@@ -112,6 +112,8 @@ class RequestTrace:
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Those that came since the last call."""
+        if self._num_prompt_logprobs_taken == len(self.prompt_logprobs):
+            return ()
         new = tuple(self.prompt_logprobs[self._num_prompt_logprobs_taken :])
         self._num_prompt_logprobs_taken += len(new)
         return new

@@ -7,11 +7,11 @@ neither on the number of stops nor on their length.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class StopOutcome:
+class StopOutcome(msgspec.Struct, frozen=True):
     """`text` may be given out. After a match it is the last: it ends before the stop, or with it if included."""
 
     text: str

@@ -1,7 +1,8 @@
 """Turns one sequence's token ids into the text a client sees."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from master.text.detokenizer import IncrementalDetokenizer
 from master.text.reasoning_span import ReasoningSpan, ReasoningSplitter
@@ -11,8 +12,7 @@ from master.text.tokenizer import Tokenizer
 NO_STOPS = StopStrings()
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """What a step's ids add.
 
     `num_ids` of them count: all, or up to the one that completed `matched_stop`; the rest are to be dropped.

@@ -4,7 +4,8 @@ A stream's events are put together from bytes, since one is made for each token.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from master.edge.chat.body import ChatBody
 from master.edge.chat.message import CollectedMessage, delta_members
@@ -27,6 +28,8 @@ from protos.sampling_messages import TokenLogprobs
 
 class ChatStream:
     """`chat.completion.chunk` events, one for each choice of an output."""
+
+    is_streamed = True
 
     def __init__(self, body: ChatBody, chat: ChatRequest, created: int, tokenizer: Tokenizer) -> None:
         request = chat.request
@@ -95,6 +98,8 @@ class ChatStream:
 class ChatResponse:
     """One `chat.completion`."""
 
+    is_streamed = False
+
     def __init__(self, body: ChatBody, chat: ChatRequest, created: int, tokenizer: Tokenizer) -> None:
         request = chat.request
         self.id = f"chatcmpl-{request.id}"
@@ -113,7 +118,7 @@ class ChatResponse:
         self._prompt_logprobs += output.prompt_logprobs
         for delta in output.deltas:
             read = self._readers[delta.index].read(delta)
-            self._choices[delta.index].add(replace(delta, finish_reason=read.finish_reason))
+            self._choices[delta.index].add(msgspec.structs.replace(delta, finish_reason=read.finish_reason))
             self._messages[delta.index].add(read.events)
         return b""
 

@@ -25,6 +25,8 @@ from protos.sampling_messages import TokenLogprobs
 class CompletionStream:
     """`text_completion` events, one for each choice of an output. An echoed prompt is in its choice's first."""
 
+    is_streamed = True
+
     def __init__(
         self,
         body: CompletionBody,
@@ -104,6 +106,8 @@ class CompletionStream:
 
 class CompletionResponse:
     """One `text_completion`; of best_of sequences the n with the best mean log-probability."""
+
+    is_streamed = False
 
     def __init__(
         self, body: CompletionBody, prompts: Sequence[CompletionPrompt], created: int, tokenizer: Tokenizer

@@ -1,6 +1,6 @@
 """Splits one choice's output into content, reasoning and calls."""
 
-from dataclasses import dataclass
+import msgspec
 
 from master.edge.conversation.reasoning_tokens import ReasoningTokens
 from master.output import SequenceDelta
@@ -9,8 +9,7 @@ from master.parsing.output_parser import OutputParser
 from protos.sampling_messages import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class ReadDelta:
+class ReadDelta(msgspec.Struct, frozen=True):
     events: list[Event]
     finish_reason: FinishReason | None
 

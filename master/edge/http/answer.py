@@ -15,6 +15,11 @@ class Answer(Protocol):
     def id(self) -> str: ...
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether it is sent as events while it comes; if so it is a `StreamedAnswer`."""
+        ...
+
+    @property
     def requests(self) -> Sequence[GenerationRequest]:
         """One for each prompt."""
         ...

@@ -27,6 +27,7 @@ from master.edge.http.request_body import read_or_refuse
 from master.edge.http.response import HttpResponse
 from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
+from master.output import GenerationOutput
 from master.request import GenerationRequest
 from master.service import Service
 
@@ -93,27 +94,35 @@ class GenerationEndpoint:
     async def _serve(
         self, answer: Answer, requests: Sequence[GenerationRequest], response: HttpResponse, timer: RequestTimer
     ) -> None:
-        is_stream = isinstance(answer, StreamedAnswer)
-        generators = [self._service.generate(request) for request in requests]
-        if len(requests) > 1:
+        if len(requests) == 1:
+            async with aclosing(self._service.generate(requests[0])) as outputs:
+                async for output in outputs:
+                    await _add(answer, 0, output, response, timer)
+        else:
             batch = Batch(len(requests))
-            generators = [batch.outputs(*pair) for pair in zip(requests, generators, strict=True)]
-        async with aclosing(merged_outputs(generators)) as outputs:
-            async for prompt, output in outputs:
-                timer.output(output)
-                # may find that the output is a failure: before the headers say 200
-                events = answer.add(prompt, output)
-                if not is_stream:
-                    continue
-                if response.status is None:
-                    await response.start_stream()
-                if events:
-                    await response.write(events)
+            generators = [batch.outputs(request, self._service.generate(request)) for request in requests]
+            async with aclosing(merged_outputs(generators)) as numbered:
+                async for prompt, output in numbered:
+                    await _add(answer, prompt, output, response, timer)
         last = answer.end()
         if response.status is not None:
             await response.end_stream(last)
         else:
             await response.whole(200, last)
+
+
+async def _add(
+    answer: Answer, prompt: int, output: GenerationOutput, response: HttpResponse, timer: RequestTimer
+) -> None:
+    timer.output(output)
+    # may find that the output is a failure: before the headers say 200
+    events = answer.add(prompt, output)
+    if not answer.is_streamed:
+        return
+    if response.status is None:
+        await response.start_stream()
+    if events:
+        await response.write(events)
 
 
 def _named(

@@ -13,12 +13,6 @@ Outputs = AsyncGenerator[GenerationOutput, None]
 async def merged_outputs(requests: Sequence[Outputs]) -> AsyncGenerator[Numbered, None]:
     """Run all requests at once, each at the consumer's pace. When one fails, the others are closed and its error is
     raised; closing this closes all."""
-    if len(requests) == 1:
-        # the common case, without tasks
-        async with aclosing(requests[0]) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
     queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(maxsize=len(requests))
     tasks = [asyncio.create_task(_pump(number, outputs, queue)) for number, outputs in enumerate(requests)]
     num_running = len(tasks)

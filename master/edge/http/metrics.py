@@ -1,6 +1,8 @@
 """What the HTTP edge measures, under one name each."""
 
 import time
+from collections.abc import Callable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -13,14 +15,17 @@ CLIENT_CLOSED = 499  # what nginx logs for a client that left
 
 
 class HttpMetrics:
-    """The families, in a registry of the caller's. Raises ValueError if they are in it already."""
+    """The families, in a registry of the caller's: called with labels, each is the series that has them.
+
+    Raises ValueError if they are in the registry already.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, ["endpoint"], registry=registry, buckets=buckets)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Callable[..., Histogram]:
+            return cache(Histogram(name, text, ["endpoint"], registry=registry, buckets=buckets).labels)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, ["endpoint", *labels], registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Callable[..., Counter]:
+            return cache(Counter(name, text, ["endpoint", *labels], registry=registry).labels)
 
         self._requests = counter(
             "pdserve_http_requests", "HTTP requests answered; 499: the client left or was cut before its end", "status"
@@ -34,7 +39,7 @@ class HttpMetrics:
         self.completion_tokens = counter("pdserve_completion_tokens", "Tokens of completions answered")
 
     def count(self, endpoint: str, status: int) -> None:
-        self._requests.labels(endpoint, str(status)).inc()
+        self._requests(endpoint, str(status)).inc()
 
     def timer(self, endpoint: str) -> "RequestTimer":
         return RequestTimer(self, endpoint)
@@ -46,7 +51,7 @@ class RequestTimer:
     def __init__(self, metrics: HttpMetrics, endpoint: str) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
-        self._itl = metrics.itl.labels(endpoint)
+        self._itl = metrics.itl(endpoint)
         self._arrived_s = time.perf_counter()
         self._first_s: float | None = None
         self._last_s = self._arrived_s
@@ -57,20 +62,20 @@ class RequestTimer:
         num_tokens = sum(len(delta.token_ids) for delta in output.deltas)
         if self._first_s is None:
             self._first_s = now_s
-            self._metrics.ttft.labels(self._endpoint).observe(now_s - self._arrived_s)
+            self._metrics.ttft(self._endpoint).observe(now_s - self._arrived_s)
         elif num_tokens:
             self._itl.observe(now_s - self._last_s)
             self._tokens_after_first += num_tokens
         self._last_s = now_s
         if output.usage is not None:
-            self._metrics.prompt_tokens.labels(self._endpoint).inc(output.usage.prompt_tokens)
-            self._metrics.cached_tokens.labels(self._endpoint).inc(output.usage.cached_tokens)
-            self._metrics.completion_tokens.labels(self._endpoint).inc(output.usage.completion_tokens)
+            self._metrics.prompt_tokens(self._endpoint).inc(output.usage.prompt_tokens)
+            self._metrics.cached_tokens(self._endpoint).inc(output.usage.cached_tokens)
+            self._metrics.completion_tokens(self._endpoint).inc(output.usage.completion_tokens)
 
     def end(self, status: int) -> None:
         self._metrics.count(self._endpoint, status)
         if self._first_s is None:
             return
-        self._metrics.e2e.labels(self._endpoint).observe(time.perf_counter() - self._arrived_s)
+        self._metrics.e2e(self._endpoint).observe(time.perf_counter() - self._arrived_s)
         if self._tokens_after_first:
-            self._metrics.tpot.labels(self._endpoint).observe((self._last_s - self._first_s) / self._tokens_after_first)
+            self._metrics.tpot(self._endpoint).observe((self._last_s - self._first_s) / self._tokens_after_first)

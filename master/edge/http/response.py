@@ -6,7 +6,7 @@ as long as nothing has been sent, and the stream's last events afterwards.
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -30,6 +30,7 @@ class HttpResponse:
         self._scope = scope
         self._send = send
         self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._takes_more: Callable[[], bool] = scope.get("state", {}).get("takes_more", _is_unknown)
         self._error_body = error_body
         self._request_id = _client_request_id(scope)
         self.status: int | None = None  # once headers are sent
@@ -109,11 +110,19 @@ class HttpResponse:
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _put(self, message: Message) -> None:
+        if self._takes_more():
+            await self._send(message)  # does not wait, so it needs no timer
+            return
         try:
             async with asyncio.timeout(self._slow_reader_timeout_s):
                 await self._send(message)
         except TimeoutError as error:
             raise SlowReader from error
+
+
+def _is_unknown() -> bool:
+    """A server that does not say whether its connection takes more may have to wait with anything."""
+    return False
 
 
 def _client_request_id(scope: Scope) -> bytes | None:

@@ -29,6 +29,8 @@ DELTAS = {
 
 
 class MessageWhole:
+    is_streamed = False
+
     def __init__(self, chat: ChatRequest) -> None:
         self.id = f"msg_{chat.request.id}"
         self.requests: Sequence[GenerationRequest] = (chat.request,)
@@ -55,6 +57,8 @@ class MessageWhole:
 
 
 class MessageStream:
+    is_streamed = True
+
     def __init__(self, chat: ChatRequest) -> None:
         self.id = f"msg_{chat.request.id}"
         self.requests: Sequence[GenerationRequest] = (chat.request,)

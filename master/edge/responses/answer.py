@@ -30,6 +30,8 @@ TEXT_EVENTS = {
 
 
 class ResponsesWhole:
+    is_streamed = False
+
     def __init__(
         self, body: ResponsesBody, chat: ChatRequest, created: int, logprobs: ChatLogprobs, keep: Keep | None
     ) -> None:
@@ -54,6 +56,8 @@ class ResponsesWhole:
 
 
 class ResponsesStream:
+    is_streamed = True
+
     def __init__(
         self, body: ResponsesBody, chat: ChatRequest, created: int, logprobs: ChatLogprobs, keep: Keep | None
     ) -> None:
