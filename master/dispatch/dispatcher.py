@@ -57,6 +57,8 @@ class Dispatcher:
                     running.cancel()
                     if not running.done():
                         await asyncio.wait([running])
+                    if not running.cancelled():
+                        running.exception()  # it has been told, or came too late to matter
 
     async def _next_output(
         self, run: RequestRun, entry: RunningRequest, sequences: Sequence[SequenceText]
