@@ -1,7 +1,7 @@
 """The client API's protobuf messages to the domain request, and outputs back."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -120,7 +120,7 @@ def _encode_choice(choice: SequenceDelta) -> wire.ChoiceDelta:
 
 
 def _encode_read(choice: SequenceDelta, read: ReadDelta) -> wire.ChoiceDelta:
-    encoded = _encode_choice(replace(choice, text="", finish_reason=read.finish_reason))
+    encoded = _encode_choice(msgspec.structs.replace(choice, text="", finish_reason=read.finish_reason))
     for event in read.events:
         match event:
             case ContentDelta(text):
