@@ -10,7 +10,7 @@ import socket
 import time
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
 
 from config.address import free_of_wildcard
 from config.flags import FlagError
@@ -56,6 +56,9 @@ class Master:
         self._changed = asyncio.Event()
         model = load_model_info(config)
         metrics = CollectorRegistry()
+        ProcessCollector(registry=metrics)
+        about = Info("pdserve_build", "What this master serves", registry=metrics)
+        about.info({"version": version("pdserve"), "model": model.names[0]})
         self._workers = Workers(
             MasterIdentity(self._id, version("pdserve"), access=config.worker_access()),
             patience=Patience(config.heartbeat_timeout_s, config.connect_timeout_s),

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serving.metrics_response import metrics_response
 
-def create_app(*, not_ready_reason: Callable[[], str | None], metrics: Callable[[], bytes]) -> Starlette:
+
+def create_app(*, not_ready_reason: Callable[[], str | None], metrics: CollectorRegistry) -> Starlette:
     """`not_ready_reason` is None when the worker would serve a leg now."""
 
     async def livez(request: Request) -> Response:
@@ -22,7 +24,7 @@ def create_app(*, not_ready_reason: Callable[[], str | None], metrics: Callable[
         return JSONResponse({"status": "not ready", "reason": reason}, status_code=503, headers={"Retry-After": "1"})
 
     async def scrape(request: Request) -> Response:
-        return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
+        return metrics_response(metrics, request)
 
     return Starlette(
         routes=[

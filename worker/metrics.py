@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -78,11 +78,12 @@ class WorkerCollector(Collector):
         yield _gauge("transfers_running", "Decode workers being sent KV", sent.num_connections)
 
 
-def render_metrics(engine: ComputeEngine, legs: Legs) -> bytes:
-    """The text that Prometheus scrapes."""
+def worker_metrics(engine: ComputeEngine, legs: Legs) -> CollectorRegistry:
+    """What Prometheus scrapes, the process's own figures included."""
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     registry.register(WorkerCollector(engine, legs))
-    return generate_latest(registry)
+    return registry
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -23,7 +23,7 @@ from worker.faults.messages import MessageFaults
 from worker.faults.plan import NO_FAULTS, FaultPlan
 from worker.http_app import create_app
 from worker.legs.leg_life import Legs
-from worker.metrics import render_metrics
+from worker.metrics import worker_metrics
 from worker.registration import WorkerRegistration, instance_record
 from worker.rpc_server import session_server
 from worker.session_service import SessionService
@@ -71,7 +71,7 @@ class Worker:
             keys=keys,
             credentials=None if self._tls is None else self._tls.grpc_credentials(),
         )
-        app = create_app(not_ready_reason=self.not_ready_reason, metrics=lambda: render_metrics(engine, self._legs))
+        app = create_app(not_ready_reason=self.not_ready_reason, metrics=worker_metrics(engine, self._legs))
         self._http = HttpServer(app, config.host, config.port)
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:

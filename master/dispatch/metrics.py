@@ -8,11 +8,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from master.dispatch.fault import Fault
-from master.history.record import Outcome
+from master.history.record import Outcome, RequestRecord
 from master.routing.circuit import CircuitState
 from master.routing.fleet_health import FleetHealth
 
-WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+LATENCY_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+    *(10, 30, 60, 120, 300, 600),
+)
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0, CircuitState.HALF_OPEN: 1, CircuitState.OPEN: 2}
 
 
@@ -22,6 +25,9 @@ class DispatchMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(name, text, registry=registry, buckets=LATENCY_BUCKETS_S)
 
         self._registry = registry
         self._requests = cache(counter("pdserve_requests", "Requests ended, over HTTP and gRPC", "outcome").labels)
@@ -36,12 +42,10 @@ class DispatchMetrics:
         self.killers = counter(
             "pdserve_requests_ended_as_killers", "Requests ended after two workers were lost under them"
         )
-        self.route_wait = Histogram(
-            "pdserve_route_wait_seconds",
-            "Waits for a worker that ended well",
-            registry=registry,
-            buckets=WAIT_BUCKETS_S,
-        )
+        self.route_wait = histogram("pdserve_route_wait_seconds", "Waits for a worker that ended well")
+        self._queue = histogram("pdserve_queue_seconds", "In a worker's queue before prefill, by request")
+        self._prefill = histogram("pdserve_prefill_seconds", "Computing the prompt, by request")
+        self._decode = histogram("pdserve_decode_seconds", "From the first token to the last, by request")
         self._budget = Gauge("pdserve_retry_budget", "Retries that engine failures may still cost", registry=registry)
         self._waiting = Gauge("pdserve_requests_waiting_for_route", "New requests without a worker", registry=registry)
 
@@ -64,8 +68,13 @@ class DispatchMetrics:
     def finish(self, num_workers: int) -> None:
         self._by_workers(str(num_workers)).inc()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: Outcome, record: RequestRecord | None) -> None:
+        """`record` is None for a request that was not admitted."""
         self._requests(outcome.value).inc()
+        if record is not None and outcome is Outcome.FINISHED:
+            self._queue.observe(record.timeline.queue_s)
+            self._prefill.observe(record.timeline.prefill_s)
+            self._decode.observe(record.timeline.decode_s)
 
 
 class _FleetCollector(Collector):

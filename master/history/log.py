@@ -66,7 +66,7 @@ class OpenRequest:
 class RequestLog:
     """`on_end` is told of every request how it ended."""
 
-    def __init__(self, on_end: Callable[[Outcome], None] = lambda outcome: None) -> None:
+    def __init__(self, on_end: Callable[[Outcome, RequestRecord | None], None] = lambda outcome, record: None) -> None:
         self.num_ended: Counter[Outcome] = Counter()
         self.errors: Counter[str] = Counter()  # by kind
         self.num_remembered = 0
@@ -96,12 +96,13 @@ class RequestLog:
     def _end(self, entry: OpenRequest) -> None:
         outcome = entry.outcome = entry.outcome or Outcome.FAILED
         self.num_ended[outcome] += 1
-        self._on_end(outcome)
         if entry.error is not None:
             self.errors[entry.error.kind.value] += 1
         self._num_ended_tokens += entry.num_tokens
-        if entry.trace is not None:  # else it was not admitted
-            self.remember(entry.record(entry.trace))
+        record = None if entry.trace is None else entry.record(entry.trace)
+        if record is not None:  # else it was not admitted
+            self.remember(record)
+        self._on_end(outcome, record)
 
     def remember(self, record: RequestRecord) -> None:
         self.num_remembered += 1

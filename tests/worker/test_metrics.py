@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from tests.worker.engines.torch.engine_rig import Node, hand_off
 from tests.worker.engines.torch.reference import prompt
-from worker.metrics import render_metrics
+from worker.metrics import worker_metrics
 
 
 def value(node: Node, metric: str) -> float:
-    found = re.search(rf"^{re.escape(metric)} (\S+)$", render_metrics(node.engine, node.legs).decode(), re.MULTILINE)
+    found = re.search(
+        rf"^{re.escape(metric)} (\S+)$", generate_latest(worker_metrics(node.engine, node.legs)).decode(), re.MULTILINE
+    )
     assert found is not None, metric
     return float(found[1])
 

@@ -6,10 +6,13 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from master.dispatch.metrics import LATENCY_BUCKETS_S
 from master.output import GenerationOutput
 
-LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 10)
+TOKEN_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 10),
+    *(60, 600),
+)
 
 CLIENT_CLOSED = 499  # what nginx logs for a client that left
 

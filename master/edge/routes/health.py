@@ -1,13 +1,13 @@
 """/livez: the process runs. /readyz and /health: a request would succeed now. /metrics: Prometheus."""
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
 from master.edge.routes.json_response import json_response
 from master.errors import DEFAULT_RETRY_AFTER_S, ErrorKind
 from master.service import Service
+from serving.metrics_response import metrics_response
 
 
 class HealthRoutes:
@@ -28,6 +28,4 @@ class HealthRoutes:
         return response
 
     async def metrics(self, request: Request) -> Response:
-        """Answers as OpenMetrics whoever asks for that, others in Prometheus's own form."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._registry), headers={"content-type": content_type})
+        return metrics_response(self._registry, request)
