@@ -11,6 +11,8 @@ from master.routing.policies import Policy, soonest
 from master.routing.views import PromptView, WorkerView
 from protos.session_messages import Role, Stage
 
+_Pairing = tuple[str, bytes, int]  # what must be equal for two workers to hand KV over
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -24,7 +26,8 @@ def pick_first(
     workers: Sequence[WorkerView], prompt: PromptView, avoided: Collection[str], policy: Policy = soonest
 ) -> Route | None:
     """The worker that computes the prompt; None when no worker may, or none is large enough."""
-    able = [worker for worker in workers if _may_begin(worker) and _can_serve(worker, workers, prompt)]
+    pairs = {_pairing(worker) for worker in workers if _takes_over(worker) and holds_all(worker, prompt)}
+    able = [worker for worker in workers if _may_begin(worker) and _can_serve(worker, pairs, prompt)]
     if not able:
         return None
     worker = policy(_wanted(able, avoided), prompt, Stage.PREFILL)
@@ -97,22 +100,26 @@ def _has_partner(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
     return worker.role is not Role.PREFILL or any(_can_take_over(other, worker) for other in workers)
 
 
-def _can_serve(worker: WorkerView, workers: Sequence[WorkerView], prompt: PromptView) -> bool:
-    """Whether the worker, together with one that takes over if it needs one, is large enough."""
+def _can_serve(worker: WorkerView, pairs: Collection[_Pairing], prompt: PromptView) -> bool:
+    """Whether the worker, together with one that takes over if it needs one, is large enough.
+
+    `pairs`: with what such workers can be paired that are large enough to take over.
+    """
     if worker.role is not Role.PREFILL:
         return holds_all(worker, prompt)
-    return _fits(worker, prompt.num_tokens, prompt) and any(
-        _can_take_over(other, worker) and holds_all(other, prompt) for other in workers
-    )
+    return _pairing(worker) in pairs and _fits(worker, prompt.num_tokens, prompt)
 
 
 def _can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
-    return (
-        worker.role in (Role.DECODE, Role.MIX)
-        and worker.name != prefill.name
-        and (worker.model, worker.layout_fingerprint) == (prefill.model, prefill.layout_fingerprint)
-        and worker.transfer_protocol == prefill.transfer_protocol
-    )
+    return _takes_over(worker) and worker.name != prefill.name and _pairing(worker) == _pairing(prefill)
+
+
+def _takes_over(worker: WorkerView) -> bool:
+    return worker.role in (Role.DECODE, Role.MIX)
+
+
+def _pairing(worker: WorkerView) -> _Pairing:
+    return (worker.model, worker.layout_fingerprint, worker.transfer_protocol)
 
 
 def _fits(worker: WorkerView, num_tokens: int, prompt: PromptView) -> bool:

@@ -1,5 +1,6 @@
 """What the router knows when it chooses: of the workers, and of the prompt."""
 
+import bisect
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -48,11 +49,21 @@ class PromptView:
         self._token_ids = token_ids
         self._cache_salt = cache_salt
         self._chains: dict[tuple[str, int], list[bytes]] = {}
+        self._cached: dict[str, tuple[WorkerView, int]] = {}  # what is known of the latest view of each worker
 
     def cached_tokens(self, worker: WorkerView) -> int:
         """How many leading tokens the worker holds in full blocks, less the last token: it is always computed."""
-        chain = self._chain(worker.model, worker.block_size)
-        num_blocks = next((n for n, key in enumerate(chain) if key not in worker.cached_blocks), len(chain))
+        known = self._cached.get(worker.name)
+        if known is None or known[0] is not worker:
+            known = self._cached[worker.name] = (worker, self._count_cached(worker))
+        return known[1]
+
+    def _count_cached(self, worker: WorkerView) -> int:
+        """A pool evicts tails before heads, so the end of a prefix is found by halving."""
+        held, chain = worker.cached_blocks, self._chain(worker.model, worker.block_size)
+        if not chain or chain[0] not in held:
+            return 0
+        num_blocks = bisect.bisect_left(range(len(chain)), True, key=lambda place: chain[place] not in held)
         return min(num_blocks * worker.block_size, self.num_tokens - 1)
 
     def _chain(self, model: str, block_size: int) -> Sequence[bytes]:

@@ -76,6 +76,7 @@ class SessionLegs:
         self.worker = worker
         self.send = send
         self.newest = 0  # number of the latest leg ever
+        self.version = 0  # grows whenever what routing goes by may have changed
         self._on_idle = on_idle
         self._wanted: dict[int, Leg] = {}
         self._leaving: dict[int, Leg] = {}
@@ -107,6 +108,7 @@ class SessionLegs:
         leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
         self._wanted[leg.number] = leg
         self.newest = leg.number
+        self.version += 1
         self.send(start)
         return leg
 
@@ -114,6 +116,7 @@ class SessionLegs:
         """Nobody wants it any more; the last word is for the worker, unless it is over already."""
         if self._wanted.pop(leg.number, None) is None:
             return
+        self.version += 1
         if not leg.ended.is_set():
             self._leaving[leg.number] = leg
         if last_word is not None:
@@ -128,15 +131,21 @@ class SessionLegs:
         leg = self._wanted.get(update.leg)
         if leg is None:
             return
+        if not leg.has_started or not leg.has_prefilled:
+            self.version += 1
         leg.has_started |= update.started is not None
         leg.has_prefilled |= update.prefilled is not None or update.transferred is not None
-        leg.unfinished.difference_update(d.sequence for d in update.deltas if d.finish_reason is not None)
+        finished = [delta.sequence for delta in update.deltas if delta.finish_reason is not None]
+        if finished:
+            self.version += 1
+            leg.unfinished.difference_update(finished)
         if update.failure is not None or not leg.unfinished:
             self.let_go(leg)
         leg.on_update(leg, update)
 
     def lose(self, message: str, loss: Loss) -> None:
         """The session broke: those that are wanted fail, and nothing is known of the others."""
+        self.version += 1
         wanted, self._wanted = self._wanted, {}
         leaving, self._leaving = self._leaving, {}
         for leg in (*wanted.values(), *leaving.values()):

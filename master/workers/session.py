@@ -86,6 +86,8 @@ class WorkerSession:
         self._is_draining = is_draining
         self._legs = SessionLegs(name, self._send, self._outbox.wake)
         self._cache = CacheIndex()
+        self._view: WorkerView | None = None  # as it was at that version of the legs; None: what it shows has changed
+        self._viewed_legs = 0
         self._backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)  # between connections
 
     @property
@@ -132,9 +134,12 @@ class WorkerSession:
         return len(self._cache.blocks)
 
     def view(self) -> WorkerView:
-        """What routing goes by. The worker must have been heard of."""
+        """What routing goes by: the same object until something of it changes. The worker must have been heard of."""
         assert self.welcome is not None, self.name
-        return worker_view(self.name, self.welcome, self.load, self._legs, self._cache)
+        if self._view is None or self._viewed_legs != self._legs.version:
+            self._viewed_legs = self._legs.version
+            self._view = worker_view(self.name, self.welcome, self.load, self._legs, self._cache)
+        return self._view
 
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
         """Send an attempt, while the session is open. `on_update` gets every update, at last a failure if it breaks."""
@@ -239,6 +244,7 @@ class WorkerSession:
             case LoadReport():
                 self._on_load(message, welcome)
             case CacheEvents():
+                self._view = None
                 if not self._cache.add(message):
                     logger.warning("worker %s: cache events before number %d are missing", self.name, message.number)
                     self._send(SnapshotRequest())
@@ -247,7 +253,7 @@ class WorkerSession:
 
     def _on_load(self, load: LoadReport, welcome: Welcome) -> None:
         """The first one opens the session: a worker that is stalled is not even tried."""
-        before, self.load = self.load, load
+        before, self.load, self._view = self.load, load, None
         if load.is_stalled:
             raise WorkerLost("its engine makes no progress")
         if not self.is_open:
@@ -257,7 +263,7 @@ class WorkerSession:
 
     def _open(self, welcome: Welcome) -> None:
         logger.info("worker %s: connected, %s, incarnation %d", self.name, welcome.role.value, welcome.incarnation)
-        self.welcome = welcome
+        self.welcome, self._view = welcome, None
         self.trouble = None
         self._told = None
         self._set_state(SessionState.OPEN)
@@ -278,7 +284,7 @@ class WorkerSession:
 
     def _lose(self, reason: str, loss: Loss) -> None:
         self._outbox.clear()
-        self._cache = CacheIndex()
+        self._cache, self._view = CacheIndex(), None
         if not self.is_open:
             return
         if self.state is not SessionState.RETIRED:

@@ -11,6 +11,7 @@ from client.errors import PdserveError
 from config.flags import FlagError, parse
 from pdserve.bench.engine import EngineBenchConfig, bench_engine
 from pdserve.bench.master.measure import MasterBenchConfig, bench_master
+from pdserve.bench.router import RouterBenchConfig, bench_router
 from pdserve.bench.serve import BenchConfig, run_bench
 from pdserve.bench.step_watch import EngineFailed
 from pdserve.status import one_line
@@ -32,6 +33,7 @@ def bench(argv: Sequence[str]) -> int:
         DEFAULT: _Part("load on a cluster, as its clients feel it", _serve),
         "engine": _Part("a worker's engine by itself: prompts, steps, sampling", _engine),
         "master": _Part("a master by itself, between stand-in workers and its own load", _master),
+        "router": _Part("one routing decision, in fleets of several sizes", _router),
     }
     if argv and not argv[0].startswith("-"):
         name, flags = argv[0], argv[1:]
@@ -88,3 +90,15 @@ def _master(argv: Sequence[str]) -> int:
         version=version("pdserve"),
     )
     return asyncio.run(bench_master(config))
+
+
+def _router(argv: Sequence[str]) -> int:
+    config = parse(
+        RouterBenchConfig,
+        argv,
+        prog="pdserve bench router",
+        description="Measures how long a master takes to choose workers for a request.",
+        environ=os.environ,
+        version=version("pdserve"),
+    )
+    return bench_router(config)

@@ -58,3 +58,15 @@ def test_another_salt_model_or_block_size_is_another_prompt() -> None:
     assert prompt.cached_tokens(worker(cached=chain(20, salt="salt"))) == 19
     assert prompt.cached_tokens(worker(model="other", cached=chain(20, salt="salt"))) == 0
     assert prompt.cached_tokens(worker(block_size=8, cached=chain(20, 8, salt="salt"))) == 16
+
+
+def test_a_view_that_changed_is_looked_at_again() -> None:
+    prompt = PromptView(range(20), 100, "")
+    assert prompt.cached_tokens(worker()) == 0
+    assert prompt.cached_tokens(worker(cached=chain(8))) == 8
+
+
+@pytest.mark.parametrize("num_cached", [0, 1, 2, 31, 32, 33, 99, 100])
+def test_the_end_of_a_cached_prefix_is_found(num_cached: int) -> None:
+    prompt = PromptView(range(401), 1000, "")
+    assert prompt.cached_tokens(worker(cached=chain(4 * num_cached))) == 4 * num_cached

@@ -28,7 +28,9 @@ def test_an_engine_is_measured(tiny_llama: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_part_that_is_not_there_is_named() -> None:
-    with pytest.raises(FlagError, match="nothing called 'engin' can be measured; there are serve, engine"):
+    with pytest.raises(
+        FlagError, match="nothing called 'engin' can be measured; there are serve, engine, master, router"
+    ):
         bench(["engin"])
 
 
