@@ -59,6 +59,7 @@ class MasterService:
         self._isolates_caches = isolates_caches
         created = int(time.time())
         self._cards = {name: ModelCard(name, model.max_context, created) for name in model.names}
+        self._known_limits: tuple[int, Limits] | None = None  # as of so many changes of workers
         self.is_leaving = False
 
     @property
@@ -168,11 +169,16 @@ class MasterService:
         return record.role if session.welcome is None and record is not None else session.load.role
 
     def _limits(self) -> Limits:
+        """They change with the workers, not with each request."""
+        if self._known_limits is not None and self._known_limits[0] == self._workers.num_changes:
+            return self._known_limits[1]
         known = self._workers.known_views()
-        return Limits(
+        limits = Limits(
             max_context=self._max_context,
             max_worker_tokens=largest_room(known),
             max_worker_sequences=most_sequences(known),
             present_tokens=largest_room(self._workers.views()),
             time_limit_s=self._request_timeout_s,
         )
+        self._known_limits = self._workers.num_changes, limits
+        return limits

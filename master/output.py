@@ -1,10 +1,19 @@
 """What a request yields, before an edge gives it its form. What is made for each token is a struct of msgspec."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import msgspec
 
 from protos.sampling_messages import FinishReason, TokenLogprobs
+
+
+class OutputTiming(Enum):
+    """When outputs come. In every case the first one and the end of a sequence come at once."""
+
+    AT_ONCE = auto()
+    GATHERED = auto()  # what comes within a moment of the output before it waits for the moment's end
+    WHOLE = auto()  # what comes in between waits for the end
 
 
 class SequenceDelta(msgspec.Struct, frozen=True):

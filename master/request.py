@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from master.output import OutputTiming
 from master.text.reasoning_span import ReasoningSpan
 from protos.sampling_messages import Grammar, SamplingOptions, SamplingParams
 
@@ -37,4 +38,5 @@ class GenerationRequest:
     name: str | None = None  # what the client calls it
     client: str = ""  # tells clients apart by their keys
     reasoning: ReasoningSpan | None = None  # where stop strings do not count
+    timing: OutputTiming = OutputTiming.AT_ONCE
     answer_id: str | None = None  # under which its client knows it, perhaps together with others

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from master.dispatch.flags import DispatchFlags
 from master.dispatch.metrics import DispatchMetrics
+from master.dispatch.output_pace import OutputPace
 from master.dispatch.retry_budget import RetryBudget
 from master.dispatch.routes import Routes
 from master.history.log import RequestLog
@@ -29,6 +30,7 @@ class DispatchParts:
     flags: DispatchFlags
     policy: Policy
     vocab_size: int
+    pace: OutputPace = field(default_factory=OutputPace)
     leg_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 

@@ -34,7 +34,7 @@ class RequestRun:
     """`run` returns when every sequence is finished, or raises ServingError; cancel it to give up."""
 
     def __init__(self, request: GenerationRequest, parts: DispatchParts) -> None:
-        self.progress = TokenProgress(request.n)
+        self.progress = TokenProgress(request.n, request.timing, parts.pace)
         self.trace = RequestTrace(request.arrived_s)
         self._request = request
         self._parts = parts

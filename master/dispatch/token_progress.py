@@ -5,8 +5,12 @@ what is known, so what is new is simply what lies beyond it.
 """
 
 import asyncio
+import math
+import time
 from dataclasses import dataclass, field
 
+from master.dispatch.output_pace import MOMENT_S, OutputPace
+from master.output import OutputTiming
 from protos.sampling_messages import FinishReason, TokenLogprobs
 from protos.session_messages import TokenDelta
 
@@ -40,9 +44,16 @@ class TokenProgress:
     """The progress of all sequences of a request. Its attempts add, its consumer takes; a slow one holds back nothing
     but itself, as what is not taken is at most what the request may emit."""
 
-    def __init__(self, num_sequences: int) -> None:
+    def __init__(
+        self, num_sequences: int, timing: OutputTiming = OutputTiming.AT_ONCE, pace: OutputPace | None = None
+    ) -> None:
+        """`pace` is shared by all requests; without one there is no moment to wait for."""
         self.sequences = [SequenceProgress(index) for index in range(num_sequences)]
+        self._timing = timing
+        self._pace = pace
         self._has_news = asyncio.Event()
+        self._taken_s = -math.inf  # when the latest was taken
+        self._is_waiting = False  # for a moment's end
 
     @property
     def num_tokens(self) -> int:
@@ -50,8 +61,14 @@ class TokenProgress:
         return sum([len(sequence.token_ids) for sequence in self.sequences])
 
     def add(self, delta: TokenDelta) -> None:
-        if self.sequences[delta.sequence].add(delta):
+        sequence = self.sequences[delta.sequence]
+        if not sequence.add(delta):
+            return
+        if sequence.finish_reason is not None or self._is_due():
             self._has_news.set()
+        elif self._timing is OutputTiming.GATHERED and self._pace is not None and not self._is_waiting:
+            self._is_waiting = True
+            self._pace.later(self._on_moment)
 
     def finish(self, index: int, reason: FinishReason) -> None:
         """The sequence needs no further token."""
@@ -65,6 +82,7 @@ class TokenProgress:
         """What came since the last call, waiting for the first of it."""
         await self._has_news.wait()
         self._has_news.clear()
+        self._taken_s = time.monotonic()
         news = []
         for sequence in self.sequences:
             first, sequence.num_taken = sequence.num_taken, len(sequence.token_ids)
@@ -75,3 +93,16 @@ class TokenProgress:
                 logprobs = tuple(sequence.logprobs[first:]) if sequence.logprobs else ()
                 news.append(TokenDelta(sequence.index, first, ids, logprobs, finish_reason))
         return news
+
+    def _is_due(self) -> bool:
+        match self._timing:
+            case OutputTiming.WHOLE:
+                return self._taken_s == -math.inf
+            case OutputTiming.GATHERED if self._pace is not None:
+                return time.monotonic() - self._taken_s >= MOMENT_S
+            case _:
+                return True
+
+    def _on_moment(self) -> None:
+        self._is_waiting = False
+        self._has_news.set()

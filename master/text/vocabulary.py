@@ -85,13 +85,13 @@ class Vocabulary:
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool) -> str:
         """The text of all ids. Raises ValueError for a negative id."""
         text = bytearray()
-        is_opening = True
-        for token_id in token_ids:
-            if is_opening:
-                text += self.opening_bytes_of(token_id, skip_special_tokens)
-                is_opening = self.opens_text(token_id, skip_special_tokens)
-            else:
-                text += self.bytes_of(token_id, skip_special_tokens)
+        ids = iter(token_ids)
+        for token_id in ids:
+            text += self.opening_bytes_of(token_id, skip_special_tokens)
+            if not self.opens_text(token_id, skip_special_tokens):
+                break
+        bytes_of = self.bytes_of
+        text += b"".join([bytes_of(token_id, skip_special_tokens) for token_id in ids])
         return text.decode("utf-8", self.invalid_bytes.value)
 
 

@@ -1,7 +1,7 @@
 """What this master has running on one worker."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -78,26 +78,25 @@ class SessionLegs:
         self.newest = 0  # number of the latest leg ever
         self.version = 0  # grows whenever what routing goes by may have changed
         self._on_idle = on_idle
+        self.num_unfinished = 0  # sequences that are wanted and go on
         self._wanted: dict[int, Leg] = {}
         self._leaving: dict[int, Leg] = {}
+        # wanted ones by what they have not done yet: few of many, and routing asks for them with every request
+        self._unstarted: dict[int, Leg] = {}
+        self._prefilling: dict[int, Leg] = {}
 
     def __len__(self) -> int:
         """How many are wanted."""
         return len(self._wanted)
 
     @property
-    def num_unfinished(self) -> int:
-        """Sequences that are wanted and go on."""
-        return sum(len(leg.unfinished) for leg in self._wanted.values())
+    def prefilling(self) -> Collection[Leg]:
+        return self._prefilling.values()
 
     @property
-    def prefilling(self) -> list[Leg]:
-        return [leg for leg in self._wanted.values() if leg.start.stage is not Stage.DECODE and not leg.has_prefilled]
-
-    @property
-    def unstarted(self) -> list[Leg]:
+    def unstarted(self) -> Collection[Leg]:
         """Those that no load report counts yet."""
-        return [leg for leg in self._wanted.values() if not leg.has_started]
+        return self._unstarted.values()
 
     def of(self, request_id: str) -> list[Leg]:
         """Those for which the worker may hold something."""
@@ -106,7 +105,10 @@ class SessionLegs:
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
         """`on_update` gets every update, at last a failure if the session breaks."""
         leg = Leg(self, start, on_update, uncached_tokens, set(start.sequences))
-        self._wanted[leg.number] = leg
+        self._wanted[leg.number] = self._unstarted[leg.number] = leg
+        if start.stage is not Stage.DECODE:
+            self._prefilling[leg.number] = leg
+        self.num_unfinished += len(leg.unfinished)
         self.newest = leg.number
         self.version += 1
         self.send(start)
@@ -117,6 +119,9 @@ class SessionLegs:
         if self._wanted.pop(leg.number, None) is None:
             return
         self.version += 1
+        self._unstarted.pop(leg.number, None)
+        self._prefilling.pop(leg.number, None)
+        self.num_unfinished -= len(leg.unfinished)
         if not leg.ended.is_set():
             self._leaving[leg.number] = leg
         if last_word is not None:
@@ -131,14 +136,7 @@ class SessionLegs:
         leg = self._wanted.get(update.leg)
         if leg is None:
             return
-        if not leg.has_started or not leg.has_prefilled:
-            self.version += 1
-        leg.has_started |= update.started is not None
-        leg.has_prefilled |= update.prefilled is not None or update.transferred is not None
-        finished = [delta.sequence for delta in update.deltas if delta.finish_reason is not None]
-        if finished:
-            self.version += 1
-            leg.unfinished.difference_update(finished)
+        self._note(leg, update)
         if update.failure is not None or not leg.unfinished:
             self.let_go(leg)
         leg.on_update(leg, update)
@@ -148,11 +146,30 @@ class SessionLegs:
         self.version += 1
         wanted, self._wanted = self._wanted, {}
         leaving, self._leaving = self._leaving, {}
+        self._unstarted.clear()
+        self._prefilling.clear()
+        self.num_unfinished = 0
         for leg in (*wanted.values(), *leaving.values()):
             leg.ended.set()
         for leg in wanted.values():
             leg.loss = loss
             leg.on_update(leg, LegUpdate(leg.number, failure=Failure(ErrorCode.UNAVAILABLE, message)))
+
+    def _note(self, leg: Leg, update: LegUpdate) -> None:
+        """What the update says that routing goes by; usually nothing."""
+        if update.started is not None:
+            leg.has_started = True
+            self._unstarted.pop(leg.number, None)
+            self.version += 1
+        if update.prefilled is not None or update.transferred is not None:
+            leg.has_prefilled = True
+            self._prefilling.pop(leg.number, None)
+            self.version += 1
+        for delta in update.deltas:
+            if delta.finish_reason is not None and delta.sequence in leg.unfinished:
+                leg.unfinished.discard(delta.sequence)
+                self.num_unfinished -= 1
+                self.version += 1
 
     def _on_ended(self, number: int) -> None:
         leg = self._leaving.pop(number, None) or self._wanted.get(number)

@@ -61,6 +61,7 @@ class Workers:
         self._served: Kind | None = None
         self._num_lost_before = 0  # by sessions that are no more
         self._next_change = asyncio.Event()
+        self.num_changes = 0  # of what is known of workers, but for their load
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
@@ -160,6 +161,7 @@ class Workers:
 
     def _compare(self, name: str, known: _Known) -> None:
         """Who goes by the name now: again whenever the registry or a session has news of it."""
+        self.num_changes += 1
         current, listed = known.current, known.listed
         if current.record is None:
             return
@@ -216,6 +218,7 @@ class Workers:
         for name, known in list(self._known.items()):
             self._compare(name, known)
         self._agree()
+        self.num_changes += 1
         self._next_change.set()
         self._next_change = asyncio.Event()
         self._on_change()

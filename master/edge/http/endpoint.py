@@ -27,7 +27,7 @@ from master.edge.http.request_body import read_or_refuse
 from master.edge.http.response import HttpResponse
 from master.edge.slow_reader import SlowReader
 from master.errors import ErrorKind, ServingError
-from master.output import GenerationOutput
+from master.output import GenerationOutput, OutputTiming
 from master.request import GenerationRequest
 from master.service import Service
 
@@ -78,7 +78,8 @@ class GenerationEndpoint:
         try:
             answer = await self._read(body)
             header = response.client_request_id
-            named = [_named(request, arrived_s, answer.id, client, header) for request in answer.requests]
+            named = [_named(request, arrived_s, answer, client, header) for request in answer.requests]
+            timer.is_streamed = answer.is_streamed
             response.name(answer.id)
             await self._serve(answer, named, response, timer)
         except ServingError as error:
@@ -126,13 +127,26 @@ async def _add(
 
 
 def _named(
-    request: GenerationRequest, arrived_s: float, answer_id: str, client: str, header: str | None
+    request: GenerationRequest, arrived_s: float, answer: Answer, client: str, header: str | None
 ) -> GenerationRequest:
     """Under the names by which its client may cancel it; one in the body goes before the header's.
 
     It arrived before its prompt was tokenised.
     """
-    return replace(request, arrived_s=arrived_s, answer_id=answer_id, client=client, name=request.name or header)
+    return replace(
+        request,
+        arrived_s=arrived_s,
+        answer_id=answer.id,
+        client=client,
+        name=request.name or header,
+        timing=_timing(request, answer),
+    )
+
+
+def _timing(request: GenerationRequest, answer: Answer) -> OutputTiming:
+    """Stop strings are looked for in outputs, and a prompt that is cancelled alone shows what it had until then."""
+    is_whole = not answer.is_streamed and not request.stop and len(answer.requests) == 1
+    return OutputTiming.WHOLE if is_whole else OutputTiming.GATHERED
 
 
 async def _fail(answer: Answer | None, response: HttpResponse, error: ServingError) -> None:

@@ -34,7 +34,7 @@ class HttpMetrics:
             "pdserve_http_requests", "HTTP requests answered; 499: the client left or was cut before its end", "status"
         )
         self.ttft = histogram("pdserve_ttft_seconds", "From arrival to a request's first output", LATENCY_BUCKETS_S)
-        self.itl = histogram("pdserve_itl_seconds", "Between two outputs of a request", TOKEN_BUCKETS_S)
+        self.itl = histogram("pdserve_itl_seconds", "Between two outputs of a stream", TOKEN_BUCKETS_S)
         self.tpot = histogram("pdserve_tpot_seconds", "Per token after the first output, by request", TOKEN_BUCKETS_S)
         self.e2e = histogram("pdserve_e2e_latency_seconds", "From arrival to the answer's end", LATENCY_BUCKETS_S)
         self.prompt_tokens = counter("pdserve_prompt_tokens", "Tokens of prompts answered")
@@ -52,6 +52,7 @@ class RequestTimer:
     """Times one generating request, which begins now."""
 
     def __init__(self, metrics: HttpMetrics, endpoint: str) -> None:
+        self.is_streamed = False  # outputs of other answers wait for each other
         self._metrics = metrics
         self._endpoint = endpoint
         self._itl = metrics.itl(endpoint)
@@ -67,7 +68,8 @@ class RequestTimer:
             self._first_s = now_s
             self._metrics.ttft(self._endpoint).observe(now_s - self._arrived_s)
         elif num_tokens:
-            self._itl.observe(now_s - self._last_s)
+            if self.is_streamed:
+                self._itl.observe(now_s - self._last_s)
             self._tokens_after_first += num_tokens
         self._last_s = now_s
         if output.usage is not None:

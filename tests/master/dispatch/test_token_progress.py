@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from master.dispatch.output_pace import OutputPace
 from master.dispatch.token_progress import TokenProgress
+from master.output import OutputTiming
 from protos.sampling_messages import FinishReason, TokenLogprobs
 from protos.session_messages import TokenDelta
 
@@ -96,3 +98,28 @@ async def test_what_comes_after_a_stop_string_is_dropped_however_much_it_is() ->
     progress.add(TokenDelta(0, 1, (8,)))
     progress.add(TokenDelta(0, 2, (9,), finish_reason=FinishReason.LENGTH))
     assert progress.sequences[0].token_ids == [7] and progress.sequences[0].finish_reason is FinishReason.STOP
+
+
+async def test_what_comes_within_a_moment_of_an_output_goes_together() -> None:
+    pace = OutputPace()
+    progress = TokenProgress(1, OutputTiming.GATHERED, pace)
+    progress.add(TokenDelta(0, 0, (1,)))
+    assert [delta.token_ids for delta in await progress.take()] == [(1,)]
+    progress.add(TokenDelta(0, 1, (2,)))
+    progress.add(TokenDelta(0, 2, (3,)))
+    assert [delta.token_ids for delta in await progress.take()] == [(2, 3)]
+    progress.add(TokenDelta(0, 3, (4,), finish_reason=FinishReason.LENGTH))
+    assert [delta.token_ids for delta in await progress.take()] == [(4,)]
+
+
+async def test_a_whole_answer_has_its_first_token_and_its_end() -> None:
+    progress = TokenProgress(1, OutputTiming.WHOLE, OutputPace())
+    progress.add(TokenDelta(0, 0, (1,)))
+    assert [delta.token_ids for delta in await progress.take()] == [(1,)]
+    taking = asyncio.create_task(progress.take())
+    for position in range(1, 5):
+        progress.add(TokenDelta(0, position, (position,)))
+        await asyncio.sleep(0)
+    assert not taking.done()
+    progress.add(TokenDelta(0, 5, (5,), finish_reason=FinishReason.LENGTH))
+    assert [delta.token_ids for delta in await taking] == [(1, 2, 3, 4, 5)]
