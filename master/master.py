@@ -37,6 +37,7 @@ from registry.etcd.config import EtcdConfig
 from registry.instance import MasterRecord, masters_prefix, workers_prefix
 from registry.registration import Registration
 from registry.watcher import PrefixWatcher
+from serving.heap import settle_heap
 from serving.process_life import bind
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class Master:
         await self._ports.start()
         if etcd is not None:
             await self._register(etcd, stack)
+        settle_heap()
         logger.info("serving %s on %s", self._service.models()[0].id, self._ports.url)
 
     async def failed(self) -> None:
