@@ -11,6 +11,7 @@ from config.value import BYTES
 from master.dispatch.flags import DispatchFlags
 from master.parsing.formats import call_format_names, reasoning_names
 from master.routing.policies import POLICIES
+from master.routing.prefix_index import DEFAULT_MAX_BLOCKS
 from master.security_flags import SecurityFlags
 from registry.etcd.flags import EtcdFlags
 
@@ -105,6 +106,12 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
         "Which worker takes a request: soonest (by load and cached prefix) or round_robin",
         group="Scheduling",
         check=_policy,
+    )
+    max_indexed_blocks: int = flag(
+        DEFAULT_MAX_BLOCKS,
+        "KV blocks of all workers' prefix caches that routing knows of; each takes some 250 bytes",
+        group="Scheduling",
+        check=checks.at_least(0),
     )
     request_timeout_s: float = flag(
         600.0, "Longest a request may take", group="Scheduling", unit="s", check=checks.more_than(0.0)

@@ -25,6 +25,7 @@ from master.master_service import MasterService
 from master.model_info import load_model_info
 from master.ports import MasterPorts
 from master.routing.policies import POLICIES
+from master.routing.prefix_index import PrefixIndex
 from master.text.text_pool import TextPool
 from master.text.user_markers import UserMarkers
 from master.workers.greeting import MasterIdentity
@@ -64,8 +65,9 @@ class Master:
             MasterIdentity(self._id, version("pdserve"), access=config.worker_access()),
             patience=Patience(config.heartbeat_timeout_s, config.connect_timeout_s),
             on_change=self._changed.set,
+            prefixes=PrefixIndex(config.max_indexed_blocks),
         )
-        metrics.register(WorkersCollector(lambda: self._workers.sessions))
+        metrics.register(WorkersCollector(lambda: self._workers.sessions, self._workers.prefixes))
         parts = dispatch_parts(
             self._workers,
             model.tokenizer.vocab_size,

@@ -23,7 +23,7 @@ from master.dispatch.parts import DispatchParts
 from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
 from master.request import GenerationRequest
-from master.routing.router import Route, holds_all, pick_decode
+from master.routing.router import Route, holds_all
 from master.routing.views import PromptView, WorkerView
 from master.workers.leg import Leg
 from protos.session_messages import ErrorCode, Failure, LegUpdate, Stage, Start, TokenDelta
@@ -162,7 +162,7 @@ class Attempt:
         can_decode_here = holds_all(self._route.worker, self._prompt)
         worker = None
         if self._num_refusals < MAX_REFUSALS or not can_decode_here:
-            worker = pick_decode(self._takers(), self._route.worker, self._prompt, self._unwanted, self._parts.policy)
+            worker = self._parts.routes.pick_decode(self._request.id, self._route.worker, self._prompt, self._unwanted)
         self._is_decode_wanted = worker is None and not can_decode_here
         if worker is not None:
             self._parts.health.paired(self._route.worker.name, worker.name, time.monotonic())
@@ -173,14 +173,6 @@ class Attempt:
             first.decode_here()
         else:
             self._unwanted.clear()
-
-    def _takers(self) -> list[WorkerView]:
-        """Who may be asked to pull from the first worker."""
-        now_s = time.monotonic()
-        first = self._route.worker
-        takers = self._parts.health.takers(first.name, self._parts.workers.views(first.model), now_s)
-        away = self._parts.suspects.to_avoid(self._request.id, now_s)
-        return [worker for worker in takers if worker.name not in away]
 
     async def _on_failure(self, first: Leg, leg: Leg, failure: Failure) -> None:
         """Returns when the attempt can go on without the leg."""

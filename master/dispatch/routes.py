@@ -20,12 +20,12 @@ from master.errors import DEFAULT_RETRY_AFTER_S, ErrorKind, ServingError, invali
 from master.routing.fleet_health import FleetHealth
 from master.routing.policies import Policy
 from master.routing.role_fallback import RoleFallback, Roles
+from master.routing.roster import Connected, Roster
 from master.routing.route_choice import Fleet, Hindrance, NoRoute, choose_route, is_fallback
-from master.routing.router import Route, missing_route
+from master.routing.router import Route, can_take_over, holds_all, may_begin, missing_route, pick_decode
 from master.routing.suspects import Suspects
 from master.routing.views import PromptView, WorkerView
-from master.workers.workers import Workers
-from protos.session_messages import Role
+from protos.session_messages import Role, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class RouteAsk:
 class Routes:
     def __init__(
         self,
-        workers: Workers,
+        workers: Connected,
         health: FleetHealth,
         suspects: Suspects,
         flags: DispatchFlags,
@@ -67,6 +67,9 @@ class Routes:
         self._next_change = asyncio.Event()
         self._waiting: deque[float] = deque()  # new requests: when each will give up
         self._roles = RoleFallback(flags.role_grace_s)
+        self._roster = Roster(policy)
+        self._num_changes: int | None = None  # of who is in the roster
+        self._missing: str | None = None  # why these could serve nothing
 
     @property
     def num_waiting(self) -> int:
@@ -80,6 +83,7 @@ class Routes:
 
     async def find(self, ask: RouteAsk) -> Route:
         """Raises ServingError when there is none in time, or could never be one."""
+        await self._hash(ask.prompt)
         choice = self._choose(ask)
         if isinstance(choice, Route):
             return choice
@@ -99,8 +103,8 @@ class Routes:
     def missing(self) -> str | None:
         """Why no request could begin now; None when one could."""
         now_s = time.monotonic()
-        connected = self._workers.views()
-        self._observe_roles(connected, now_s)
+        self._keep_up(now_s)
+        connected = self._roster.workers
         askable = self._health.askable(connected, now_s)
         reason = missing_route(askable, any_role=self._may_fall_back)
         paused = [worker.name for worker in connected if worker not in askable]
@@ -111,19 +115,80 @@ class Routes:
         """A role may also be missing because all of its workers are given a pause."""
         return self._flags.role_fallback and self._roles.roles is not Roles.STARTING
 
+    def pick_decode(
+        self, request_id: str, first: WorkerView, prompt: PromptView, unwanted: Collection[str]
+    ) -> WorkerView | None:
+        """The worker that is to pull from the first one; None when nobody may who could hold it."""
+        now_s = time.monotonic()
+        away = {*self._suspects.to_avoid(request_id, now_s), *unwanted}
+
+        def is_able(worker: WorkerView) -> bool:
+            return (
+                worker.name not in away
+                and can_take_over(worker, first)
+                and holds_all(worker, prompt)
+                and self._health.may_pair(first.name, worker.name, now_s)
+            )
+
+        self._keep_up(now_s)
+        few: Sequence[WorkerView] = ()
+        if self._roster.is_large:
+            few = self._roster.shortlist(prompt, Stage.DECODE, self._workers.prefixes, is_able)
+        takers = few or [worker for worker in self._workers.views(first.model) if is_able(worker)]
+        return pick_decode(takers, first, prompt, unwanted, self._policy)
+
+    async def _hash(self, prompt: PromptView) -> None:
+        """A long prompt that may be cached is hashed in a thread, once."""
+        self._keep_up(time.monotonic())
+        for worker in self._roster.kinds:
+            if prompt.is_work(self._workers.prefixes, worker):
+                await asyncio.to_thread(prompt.hash_all, worker)
+
     def _choose(self, ask: RouteAsk) -> Route | NoRoute:
         now_s = time.monotonic()
-        fleet = self._fleet(ask, now_s)
-        self._observe_roles(fleet.connected if ask.model is None else self._workers.views(), now_s)
+        self._keep_up(now_s)
+        route = self._choose_of_few(ask, now_s) if self._roster.is_large else None
+        if route is not None:
+            return route
         any_role = self._may_fall_back or ask.is_resumed
-        choice = choose_route(fleet, ask.prompt, ask.avoided, any_role=any_role, policy=self._policy)
+        choice = choose_route(self._fleet(ask, now_s), ask.prompt, ask.avoided, any_role=any_role, policy=self._policy)
         if isinstance(choice, Route) and not ask.is_resumed and is_fallback(choice):
             self._metrics.role_fallbacks.inc()
         return choice
 
-    def _observe_roles(self, connected: Sequence[WorkerView], now_s: float) -> None:
-        reason = missing_route(connected)
-        if not self._roles.observe(now_s, has_workers=bool(connected), is_whole=reason is None):
+    def _choose_of_few(self, ask: RouteAsk, now_s: float) -> Route | None:
+        """The choice in a large fleet; None where it takes a look at everybody to say."""
+        if self._health.cut_pairs:
+            return None
+        prompt, away = ask.prompt, {*self._away(ask, now_s), *ask.avoided}
+
+        def is_asked(worker: WorkerView) -> bool:
+            is_served = ask.model is None or worker.model == ask.model
+            return is_served and worker.name not in away and self._health.may_ask(worker.name, now_s)
+
+        prefixes = self._workers.prefixes
+        few = self._roster.shortlist(prompt, Stage.PREFILL, prefixes, lambda w: is_asked(w) and may_begin(w, prompt))
+        partners = self._roster.least_loaded(Stage.DECODE, lambda w: is_asked(w) and holds_all(w, prompt), limit=1)
+        fleet = list({worker.name: worker for worker in (*few, *partners)}.values())
+        choice = choose_route(Fleet(fleet, fleet), prompt, (), any_role=False, policy=self._policy)
+        return choice if isinstance(choice, Route) else None
+
+    def _keep_up(self, now_s: float) -> None:
+        """Brings the roster to what workers have reported, and notes when roles are missing."""
+        if self._num_changes != self._workers.num_changes:
+            self._num_changes = self._workers.num_changes
+            self._workers.take_changed()
+            self._roster.set(self._workers.views())
+            self._missing = missing_route(self._roster.workers)
+            self._health.keep_only(self._workers.names)
+        else:
+            for worker in self._workers.take_changed():
+                self._roster.update(worker)
+        self._observe_roles(now_s)
+
+    def _observe_roles(self, now_s: float) -> None:
+        has_workers, reason = self._roster.has_workers, self._missing
+        if not self._roles.observe(now_s, has_workers=has_workers, is_whole=reason is None):
             return
         if reason is None:
             logger.info("every role is there again")
@@ -131,12 +196,18 @@ class Routes:
             logger.warning("%s: workers of other roles make up for it", reason)
 
     def _fleet(self, ask: RouteAsk, now_s: float) -> Fleet:
-        connected = self._workers.views(ask.model)
-        self._health.keep_only({session.name for session in self._workers.sessions})
-        refused = {name for name, until_s in ask.refused.items() if not ask.is_resumed or now_s < until_s}
-        away = refused | set(self._suspects.to_avoid(ask.request_id, now_s))
+        connected = self._roster.workers if ask.model is None else self._workers.views(ask.model)
+        away = self._away(ask, now_s)
         askable = [worker for worker in self._health.askable(connected, now_s) if worker.name not in away]
+        refused = self._refused(ask, now_s)
         return Fleet(connected, askable, self._lonely(askable, now_s), refused, self._workers.is_complete)
+
+    def _away(self, ask: RouteAsk, now_s: float) -> Collection[str]:
+        """Whom this request does not ask now."""
+        return self._refused(ask, now_s) | set(self._suspects.to_avoid(ask.request_id, now_s))
+
+    def _refused(self, ask: RouteAsk, now_s: float) -> set[str]:
+        return {name for name, until_s in ask.refused.items() if not ask.is_resumed or now_s < until_s}
 
     def _lonely(self, askable: list[WorkerView], now_s: float) -> Collection[str]:
         """Prefill workers that reach no other; usually no pair is cut, and nobody is asked."""

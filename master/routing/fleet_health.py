@@ -34,14 +34,22 @@ class FleetHealth:
     def cut_pairs(self) -> list[Pair]:
         return self._pairs.marked
 
+    def may_ask(self, worker: str, now_s: float) -> bool:
+        """Whether its circuit lets a leg through."""
+        circuit = self._circuits.get(worker)
+        return circuit is None or circuit.may_ask(now_s)
+
+    def may_pair(self, prefill: str, decode: str, now_s: float) -> bool:
+        """Whether `decode` may be asked, and could pull from `prefill` as far as is known."""
+        return self.may_ask(decode, now_s) and self._pairs.may_try((prefill, decode), now_s)
+
     def askable(self, workers: Sequence[WorkerView], now_s: float) -> list[WorkerView]:
         """Those whose circuits let a leg through."""
-        return [worker for worker in workers if self._circuit(worker.name).may_ask(now_s)]
+        return [worker for worker in workers if self.may_ask(worker.name, now_s)]
 
     def takers(self, prefill: str, workers: Sequence[WorkerView], now_s: float) -> list[WorkerView]:
         """The askable ones that could pull from `prefill`, as far as is known."""
-        askable = self.askable(workers, now_s)
-        return [worker for worker in askable if self._pairs.may_try((prefill, worker.name), now_s)]
+        return [worker for worker in workers if self.may_pair(prefill, worker.name, now_s)]
 
     def next_change_s(self, now_s: float) -> float | None:
         """When time alone lets another worker be asked."""

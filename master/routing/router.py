@@ -48,7 +48,7 @@ def pick_decode(
     able = [
         worker
         for worker in workers
-        if worker.name not in unwanted and _can_take_over(worker, prefill) and holds_all(worker, prompt)
+        if worker.name not in unwanted and can_take_over(worker, prefill) and holds_all(worker, prompt)
     ]
     candidates = [worker for worker in able if worker.role is Role.DECODE] or able
     return policy(candidates, prompt, Stage.DECODE) if candidates else None
@@ -92,12 +92,24 @@ def most_sequences(workers: Sequence[WorkerView]) -> int | None:
     return max((worker.max_num_seqs for worker in workers if worker.role is not Role.PREFILL), default=None)
 
 
+def may_begin(worker: WorkerView, prompt: PromptView) -> bool:
+    """Whether the worker could compute the prompt, and bring it to its end if that is its role."""
+    if worker.role is Role.PREFILL:
+        return _fits(worker, prompt.num_tokens, prompt)
+    return _may_begin(worker) and holds_all(worker, prompt)
+
+
+def can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
+    """Whether the worker could pull what `prefill` computes."""
+    return _takes_over(worker) and worker.name != prefill.name and _pairing(worker) == _pairing(prefill)
+
+
 def _may_begin(worker: WorkerView) -> bool:
     return worker.role in (Role.PREFILL, Role.MIX, Role.DEFAULT)
 
 
 def _has_partner(worker: WorkerView, workers: Sequence[WorkerView]) -> bool:
-    return worker.role is not Role.PREFILL or any(_can_take_over(other, worker) for other in workers)
+    return worker.role is not Role.PREFILL or any(can_take_over(other, worker) for other in workers)
 
 
 def _can_serve(worker: WorkerView, pairs: Collection[_Pairing], prompt: PromptView) -> bool:
@@ -108,10 +120,6 @@ def _can_serve(worker: WorkerView, pairs: Collection[_Pairing], prompt: PromptVi
     if worker.role is not Role.PREFILL:
         return holds_all(worker, prompt)
     return _pairing(worker) in pairs and _fits(worker, prompt.num_tokens, prompt)
-
-
-def _can_take_over(worker: WorkerView, prefill: WorkerView) -> bool:
-    return _takes_over(worker) and worker.name != prefill.name and _pairing(worker) == _pairing(prefill)
 
 
 def _takes_over(worker: WorkerView) -> bool:

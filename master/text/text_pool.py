@@ -1,11 +1,11 @@
 """Does work on long texts in threads: tokenising, detokenising, chat templates."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from config.cores import usable_cores
 from master.errors import ErrorKind, ServingError
 
 P = ParamSpec("P")
@@ -22,7 +22,7 @@ class TextPool:
     """A pool of its own: nothing else waits behind a client's long text, and it is bounded."""
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
-        threads = min(MAX_THREADS, os.cpu_count() or 1)
+        threads = min(MAX_THREADS, usable_cores())
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=THREAD_NAME)
         self._max_waiting = max_waiting
         self._num_waiting = 0

@@ -71,13 +71,19 @@ class Leg:
 class SessionLegs:
     """The legs of one session: those that are wanted, and those that the worker may still hold blocks for."""
 
-    def __init__(self, worker: str, send: Callable[[ToWorker], None], on_idle: Callable[[], None]) -> None:
-        """`on_idle` is called whenever none is wanted any more."""
+    def __init__(
+        self,
+        worker: str,
+        send: Callable[[ToWorker], None],
+        on_idle: Callable[[], None],
+        on_load: Callable[[], None],
+    ) -> None:
+        """`on_idle` is called whenever none is wanted any more, `on_load` when what routing goes by may change."""
         self.worker = worker
         self.send = send
         self.newest = 0  # number of the latest leg ever
-        self.version = 0  # grows whenever what routing goes by may have changed
         self._on_idle = on_idle
+        self._on_load = on_load
         self.num_unfinished = 0  # sequences that are wanted and go on
         self._wanted: dict[int, Leg] = {}
         self._leaving: dict[int, Leg] = {}
@@ -110,7 +116,7 @@ class SessionLegs:
             self._prefilling[leg.number] = leg
         self.num_unfinished += len(leg.unfinished)
         self.newest = leg.number
-        self.version += 1
+        self._on_load()
         self.send(start)
         return leg
 
@@ -118,7 +124,7 @@ class SessionLegs:
         """Nobody wants it any more; the last word is for the worker, unless it is over already."""
         if self._wanted.pop(leg.number, None) is None:
             return
-        self.version += 1
+        self._on_load()
         self._unstarted.pop(leg.number, None)
         self._prefilling.pop(leg.number, None)
         self.num_unfinished -= len(leg.unfinished)
@@ -143,12 +149,12 @@ class SessionLegs:
 
     def lose(self, message: str, loss: Loss) -> None:
         """The session broke: those that are wanted fail, and nothing is known of the others."""
-        self.version += 1
         wanted, self._wanted = self._wanted, {}
         leaving, self._leaving = self._leaving, {}
         self._unstarted.clear()
         self._prefilling.clear()
         self.num_unfinished = 0
+        self._on_load()
         for leg in (*wanted.values(), *leaving.values()):
             leg.ended.set()
         for leg in wanted.values():
@@ -160,16 +166,16 @@ class SessionLegs:
         if update.started is not None:
             leg.has_started = True
             self._unstarted.pop(leg.number, None)
-            self.version += 1
+            self._on_load()
         if update.prefilled is not None or update.transferred is not None:
             leg.has_prefilled = True
             self._prefilling.pop(leg.number, None)
-            self.version += 1
+            self._on_load()
         for delta in update.deltas:
             if delta.finish_reason is not None and delta.sequence in leg.unfinished:
                 leg.unfinished.discard(delta.sequence)
                 self.num_unfinished -= 1
-                self.version += 1
+                self._on_load()
 
     def _on_ended(self, number: int) -> None:
         leg = self._leaving.pop(number, None) or self._wanted.get(number)

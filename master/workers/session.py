@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
+from master.routing.prefix_index import PrefixIndex
 from master.routing.views import WorkerView
 from master.workers.cache_index import CacheIndex
 from master.workers.greeting import MasterIdentity
@@ -62,11 +63,14 @@ class WorkerSession:
         *,
         patience: Patience,
         on_change: Callable[[], None],
+        on_load: Callable[["WorkerSession"], None],
+        prefixes: PrefixIndex,
         is_name_known: bool = True,
         is_draining: bool = False,
     ) -> None:
-        """`on_change`: it became usable, or ceased to be. `is_draining`: as the registry says.
+        """`on_change`: it became usable, or ceased to be. `on_load`: its view has changed.
 
+        `is_draining`: as the registry says.
         `is_name_known`: whether `name` is what the worker calls itself, so that another one at its address is refused.
         """
         self.name = name
@@ -84,10 +88,10 @@ class WorkerSession:
         self._outbox = Outbox()
         self._told: Standing | None = None
         self._is_draining = is_draining
-        self._legs = SessionLegs(name, self._send, self._outbox.wake)
-        self._cache = CacheIndex()
-        self._view: WorkerView | None = None  # as it was at that version of the legs; None: what it shows has changed
-        self._viewed_legs = 0
+        self._on_load_change = on_load
+        self._legs = SessionLegs(name, self._send, self._outbox.wake, self._forget_view)
+        self._cache = CacheIndex(prefixes, name)
+        self._view: WorkerView | None = None  # until something in it changes
         self._backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)  # between connections
 
     @property
@@ -102,6 +106,11 @@ class WorkerSession:
     def is_usable(self) -> bool:
         """Whether new attempts may be sent, as far as the worker is concerned."""
         return self.state is SessionState.OPEN and not self.is_draining and self.load.failing_reason is None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether new requests may be sent."""
+        return self.refusal is None and self.is_usable
 
     @property
     def is_away(self) -> bool:
@@ -136,9 +145,8 @@ class WorkerSession:
     def view(self) -> WorkerView:
         """What routing goes by: the same object until something of it changes. The worker must have been heard of."""
         assert self.welcome is not None, self.name
-        if self._view is None or self._viewed_legs != self._legs.version:
-            self._viewed_legs = self._legs.version
-            self._view = worker_view(self.name, self.welcome, self.load, self._legs, self._cache)
+        if self._view is None:
+            self._view = worker_view(self.name, self.welcome, self.load, self._legs, self._cache.blocks)
         return self._view
 
     def begin(self, start: Start, on_update: OnUpdate, uncached_tokens: int) -> Leg:
@@ -244,8 +252,9 @@ class WorkerSession:
             case LoadReport():
                 self._on_load(message, welcome)
             case CacheEvents():
-                self._view = None
-                if not self._cache.add(message):
+                is_whole = self._cache.add(message)
+                self._forget_view()
+                if not is_whole:
                     logger.warning("worker %s: cache events before number %d are missing", self.name, message.number)
                     self._send(SnapshotRequest())
             case Welcome():
@@ -253,7 +262,8 @@ class WorkerSession:
 
     def _on_load(self, load: LoadReport, welcome: Welcome) -> None:
         """The first one opens the session: a worker that is stalled is not even tried."""
-        before, self.load, self._view = self.load, load, None
+        before, self.load = self.load, load
+        self._forget_view()
         if load.is_stalled:
             raise WorkerLost("its engine makes no progress")
         if not self.is_open:
@@ -263,7 +273,8 @@ class WorkerSession:
 
     def _open(self, welcome: Welcome) -> None:
         logger.info("worker %s: connected, %s, incarnation %d", self.name, welcome.role.value, welcome.incarnation)
-        self.welcome, self._view = welcome, None
+        self.welcome = welcome
+        self._forget_view()
         self.trouble = None
         self._told = None
         self._set_state(SessionState.OPEN)
@@ -284,7 +295,8 @@ class WorkerSession:
 
     def _lose(self, reason: str, loss: Loss) -> None:
         self._outbox.clear()
-        self._cache, self._view = CacheIndex(), None
+        self._cache.forget()
+        self._forget_view()
         if not self.is_open:
             return
         if self.state is not SessionState.RETIRED:
@@ -292,6 +304,11 @@ class WorkerSession:
         self.num_lost += loss is not Loss.DRAINED
         self._legs.lose(f"worker {self.name} was lost: {reason}", loss)
         self._on_change()
+
+    def _forget_view(self) -> None:
+        if self._view is not None:
+            self._view = None
+            self._on_load_change(self)
 
     def _tell_standing(self) -> None:
         standing = Standing(self.refusal)

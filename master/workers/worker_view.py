@@ -1,12 +1,15 @@
 """What routing is told of a worker: its own figures, and what this master sent since they were reported."""
 
+from collections.abc import Set as AbstractSet
+
 from master.routing.views import WorkerView
-from master.workers.cache_index import CacheIndex
 from master.workers.leg import SessionLegs
 from protos.session_messages import LoadReport, Welcome
 
 
-def worker_view(name: str, welcome: Welcome, load: LoadReport, legs: SessionLegs, cache: CacheIndex) -> WorkerView:
+def worker_view(
+    name: str, welcome: Welcome, load: LoadReport, legs: SessionLegs, held: AbstractSet[bytes]
+) -> WorkerView:
     prefilling = legs.prefilling
     unseen_blocks = sum(-(-len(leg.start.prompt_ids) // welcome.block_size) for leg in legs.unstarted)
     return WorkerView(
@@ -24,6 +27,6 @@ def worker_view(name: str, welcome: Welcome, load: LoadReport, legs: SessionLegs
         running_sequences=max(load.running_sequences, legs.num_unfinished),
         available_blocks=load.available_blocks - unseen_blocks,
         prefill_speed=load.prefill,
-        cached_blocks=cache.blocks,
+        cached_blocks=held,
         last_used=legs.newest,
     )

@@ -7,10 +7,11 @@ under its name is tried beside it, and takes its place only when the newer life 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from master.routing.model_choice import Kind, choose_kind, difference, kind_of
+from master.routing.prefix_index import PrefixIndex
 from master.routing.views import WorkerView
 from master.workers.greeting import MasterIdentity
 from master.workers.leg import Leg
@@ -52,13 +53,22 @@ class _Known:
 class Workers:
     """All methods run on the loop. `close` ends the sessions."""
 
-    def __init__(self, master: MasterIdentity, *, patience: Patience, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        master: MasterIdentity,
+        *,
+        patience: Patience,
+        on_change: Callable[[], None],
+        prefixes: PrefixIndex | None = None,
+    ) -> None:
+        self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self._master = master
         self._patience = patience
         self._on_change = on_change
         self._known: dict[str, _Known] = {}
         self._retired: set[_Life] = set()
         self._served: Kind | None = None
+        self._changed_loads: set[WorkerSession] = set()
         self._num_lost_before = 0  # by sessions that are no more
         self._next_change = asyncio.Event()
         self.num_changes = 0  # of what is known of workers, but for their load
@@ -66,6 +76,10 @@ class Workers:
     @property
     def sessions(self) -> Sequence[WorkerSession]:
         return [known.current.session for known in self._known.values()]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._known.keys()
 
     @property
     def num_lost(self) -> int:
@@ -100,10 +114,14 @@ class Workers:
 
     def views(self, model: str | None = None) -> list[WorkerView]:
         """Shows the workers that take new legs now: of new requests, or of those that `model` has begun."""
-        usable = [session for session in self.sessions if session.is_usable]
         if model is None:
-            return [session.view() for session in usable if session.refusal is None]
-        return [view for view in (session.view() for session in usable) if view.model == model]
+            return [session.view() for session in self.sessions if session.is_used]
+        usable = [session.view() for session in self.sessions if session.is_usable]
+        return [view for view in usable if view.model == model]
+
+    def take_changed(self) -> list[WorkerView]:
+        changed, self._changed_loads = self._changed_loads, set()
+        return [session.view() for session in changed if session.is_used and self.session(session.name) is session]
 
     def known_views(self) -> list[WorkerView]:
         """Shows the workers that serve, and those that are away but did: what they can hold outlasts a restart."""
@@ -117,6 +135,7 @@ class Workers:
     def add_static(self, address: str) -> None:
         """A worker from the command line; its address is its name."""
         self._known[address] = _Known(self._begin(address, address, None))
+        self.num_changes += 1
 
     async def follow(self, watcher: PrefixWatcher) -> None:
         """Keeps up with the registry until cancelled."""
@@ -126,12 +145,14 @@ class Workers:
                     self._on_record(change.key, change.value)
                 case Removed():
                     self._on_removed(name_of(change.key))
+            self.num_changes += 1
 
     async def close(self) -> None:
         lives = {*self._retired}
         for known in self._known.values():
             lives.update(known.lives)
         self._known.clear()
+        self.num_changes += 1
         for life in lives:
             life.task.cancel()
         await asyncio.gather(*(life.task for life in lives), return_exceptions=True)
@@ -209,6 +230,8 @@ class Workers:
             address,
             patience=self._patience,
             on_change=self._on_session_change,
+            on_load=self._on_load,
+            prefixes=self.prefixes,
             is_name_known=record is not None,
             is_draining=record is not None and record.draining,
         )
@@ -222,6 +245,9 @@ class Workers:
         self._next_change.set()
         self._next_change = asyncio.Event()
         self._on_change()
+
+    def _on_load(self, session: WorkerSession) -> None:
+        self._changed_loads.add(session)
 
     def _agree(self) -> None:
         """One model under one name: workers that serve another are left out, and told."""

@@ -33,7 +33,7 @@ def bench(argv: Sequence[str]) -> int:
         DEFAULT: _Part("load on a cluster, as its clients feel it", _serve),
         "engine": _Part("a worker's engine by itself: prompts, steps, sampling", _engine),
         "master": _Part("a master by itself, between stand-in workers and its own load", _master),
-        "router": _Part("one routing decision, in fleets of several sizes", _router),
+        "router": _Part("a master's routing decisions, by the size of the fleet", _router),
     }
     if argv and not argv[0].startswith("-"):
         name, flags = argv[0], argv[1:]
@@ -97,7 +97,7 @@ def _router(argv: Sequence[str]) -> int:
         RouterBenchConfig,
         argv,
         prog="pdserve bench router",
-        description="Measures how long a master takes to choose workers for a request.",
+        description="Measures what routing a request costs a master, with workers that are figures only.",
         environ=os.environ,
         version=version("pdserve"),
     )

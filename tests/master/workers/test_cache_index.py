@@ -1,5 +1,6 @@
 """What a master knows of a worker's cache, whatever is lost on the way."""
 
+from master.routing.prefix_index import PrefixIndex
 from master.workers.cache_index import CacheIndex
 from protos.session_messages import CacheEvents
 
@@ -12,7 +13,7 @@ A, B, C, D = (key(number) for number in range(4))
 
 
 def index(*events: CacheEvents) -> CacheIndex:
-    made = CacheIndex()
+    made = CacheIndex(PrefixIndex(), "mix-0")
     assert all(made.add(event) for event in events)
     return made
 
@@ -48,5 +49,13 @@ def test_a_snapshot_needs_nothing_before_it() -> None:
 
 
 def test_changes_without_a_snapshot_are_a_gap_unless_they_are_the_first() -> None:
-    assert not CacheIndex().add(CacheEvents(2, (A,)))
+    assert not CacheIndex(PrefixIndex(), "mix-0").add(CacheEvents(2, (A,)))
     assert index(CacheEvents(1, (A,))).blocks == {A}
+
+
+def test_the_next_session_counts_anew() -> None:
+    known = index(CacheEvents(1, (A, B), is_snapshot=True), CacheEvents(2, (C,)))
+    known.forget()
+    assert known.blocks == set()
+    assert known.add(CacheEvents(1, (D,), is_snapshot=True))
+    assert known.blocks == {D}

@@ -12,7 +12,7 @@ async def test_workers_are_counted_by_state() -> None:
         ScriptedWorker("mix-1", Role.MIX, load=LoadReport(Role.MIX, is_draining=True)) as leaving,
         Fleet() as fleet,
     ):
-        registry.register(WorkersCollector(lambda: fleet.workers.sessions))
+        registry.register(WorkersCollector(lambda: fleet.workers.sessions, fleet.workers.prefixes))
         await fleet.join(mix)
         fleet.workers.add_static(leaving.address)
         await soon(lambda: registry.get_sample_value("pdserve_workers", {"state": "draining"}) == 1)

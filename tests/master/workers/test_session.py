@@ -9,6 +9,7 @@ from types import TracebackType
 
 import pytest
 
+from master.routing.prefix_index import PrefixIndex
 from master.workers.leg import Leg
 from master.workers.session import WorkerSession
 from master.workers.session_state import Patience, SessionState
@@ -46,6 +47,8 @@ class Opened:
             worker.address,
             patience=Patience(silence_s, quiet_s=quiet_s),
             on_change=self._on_change,
+            on_load=lambda _: None,
+            prefixes=PrefixIndex(),
         )
         self.task = asyncio.create_task(self.session.run())
 
@@ -183,7 +186,13 @@ async def test_a_master_that_was_paused_blames_nobody() -> None:
     async with reporting_worker() as address:
         changes: list[SessionState] = []
         session = WorkerSession(
-            MASTER, NAME, address, patience=Patience(silence_s=0.5), on_change=lambda: changes.append(session.state)
+            MASTER,
+            NAME,
+            address,
+            patience=Patience(silence_s=0.5),
+            on_change=lambda: changes.append(session.state),
+            on_load=lambda _: None,
+            prefixes=PrefixIndex(),
         )
         task = asyncio.create_task(session.run())
         await soon(lambda: session.is_usable)
@@ -228,6 +237,8 @@ async def test_a_listed_worker_may_have_any_name() -> None:
             worker.address,
             patience=Patience(PATIENCE_S, quiet_s=PATIENCE_S),
             on_change=lambda: None,
+            on_load=lambda _: None,
+            prefixes=PrefixIndex(),
             is_name_known=False,
         )
         task = asyncio.create_task(session.run())

@@ -1,4 +1,4 @@
-"""`pdserve bench router` on a small fleet."""
+"""`pdserve bench router` with a few decisions."""
 
 import json
 
@@ -8,8 +8,8 @@ from pdserve.bench.command import bench
 
 
 def test_decisions_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--workers=2,6", "--prompt_tokens=40", "--cached_blocks=100", "--decisions=3", "--holders=1")
-    assert bench(["router", *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["workers"], one["prompt_tokens"]) for one in found] == [(2, 40), (6, 40)]
-    assert all(one["first_us"] > 0 and one["decode_us"] > 0 for one in found)
+    few = ("--workers=4,50", "--blocks=1000", "--prompt_tokens=40", "--long_prompt_tokens=900", "--decisions=3")
+    assert bench(["router", *few]) == 0
+    fleets = json.loads(capsys.readouterr().out)["fleets"]
+    assert [fleet["workers"] for fleet in fleets] == [4, 50]
+    assert all(fleet[kind] > 0 for fleet in fleets for kind in ("first_us", "decode_us", "long_first_us"))
