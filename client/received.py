@@ -30,7 +30,7 @@ class Received:
         if response.HasField("usage"):
             self.usage = _decode_usage(response.usage)
         if response.HasField("timeline"):
-            self.timeline = _decode_timeline(response.timeline)
+            self.timeline = decode_timeline(response.timeline)
         self.prompt_logprobs += decode_logprobs(response.prompt_logprobs)
         return tuple(_decode_delta(choice) for choice in response.choices)
 
@@ -105,6 +105,6 @@ def _decode_usage(usage: wire.Usage) -> Usage:
     )
 
 
-def _decode_timeline(message: wire.Timeline) -> Timeline:
+def decode_timeline(message: wire.Timeline) -> Timeline:
     """Both have the same names."""
     return Timeline(**{field.name: getattr(message, field.name) for field in fields(Timeline)})

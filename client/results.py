@@ -129,6 +129,38 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a request's time, in seconds; `start_s` since its arrival. Attempt 0 is the master itself."""
+
+    name: str
+    attempt: int
+    instance: str
+    start_s: float
+    duration_s: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStory:
+    """What a master remembers of a request."""
+
+    id: str
+    answer_id: str
+    name: str  # what its client calls it; may be empty
+    model: str
+    arrived_unix_s: float
+    outcome: str  # running, finished, refused, failed, cancelled, or left by its client
+    error: str  # its kind; may be empty
+    message: str
+    finish_reasons: tuple[str, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    timeline: Timeline
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     id: str
     max_context: int  # prompt and completion together

@@ -23,8 +23,9 @@ from client.options import (
     tokenize_request,
 )
 from client.received import Received
-from client.results import ClusterInfo, Completion, Delta, ModelInfo
+from client.results import ClusterInfo, Completion, Delta, ModelInfo, RequestStory
 from client.retries import DEFAULT_RETRIES, RetryPolicy, Tries
+from client.stories import decode_stories
 from protos import cluster_pb2, inference_pb2
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.inference_pb2_grpc import InferenceStub
@@ -176,6 +177,10 @@ class Client:
         none of exactly this id is running, DeadlineExceeded when workers did not confirm in time.
         """
         self._call(self._inference.Cancel, inference_pb2.CancelRequest(id=request_id), timeout_s)
+
+    def trace(self, request_id: str, *, timeout_s: float | None = None) -> list[RequestStory]:
+        """What the master remembers of the requests of this id or name, the latest first. Raises NotFound for none."""
+        return decode_stories(self._call(self._cluster.Trace, cluster_pb2.TraceRequest(id=request_id), timeout_s))
 
     def drain(self, instance: str, *, timeout_s: float | None = None) -> None:
         """Tells an instance to finish what it has and to take nothing new. Raises NotFound for an unknown one."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from config import checks
 from config.address import parse_addresses
 from config.flags import FlagError, flag
-from config.log_setup import LogLevel
+from config.log_setup import LogFormat, LogLevel
 from config.value import BYTES
 from master.dispatch.flags import DispatchFlags
 from master.parsing.formats import call_format_names, reasoning_names
@@ -134,6 +134,7 @@ class MasterConfig(SecurityFlags, EtcdFlags, DispatchFlags):
     )
     dashboard: bool = flag(True, "Serve the page /dashboard", group="Operation")
     log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
+    log_format: LogFormat = flag(LogFormat.TEXT, "Log lines as text or as JSON objects", group="Operation")
 
     def __post_init__(self) -> None:
         if self.workers:

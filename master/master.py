@@ -116,7 +116,17 @@ class Master:
         if etcd is not None:
             await self._register(etcd, stack)
         settle_heap()
-        logger.info("serving %s on %s", self._service.models()[0].id, self._ports.url)
+        self._log_start()
+
+    def _log_start(self) -> None:
+        """Who this is, where it is reached, what it serves: three lines."""
+        config, card = self._config, self._service.models()[0]
+        registry = config.etcd_addr or ("built in" if not config.workers else "none, workers are listed")
+        logger.info("pdserve-master %s, id %s, pid %d", version("pdserve"), self._id, os.getpid())
+        rpc = self._ports.rpc_address(self._advertise_host)
+        guards = f"keys {'on' if self._ports.has_keys else 'off'}, TLS {'on' if self._ports.has_tls else 'off'}"
+        logger.info("HTTP %s, gRPC %s, %s, registry %s", self._ports.url, rpc, guards, registry)
+        logger.info("serving %s, context %d, %d workers", card.id, card.max_context, len(self._workers.sessions))
 
     async def failed(self) -> None:
         await asyncio.Event().wait()  # a master has nothing without which it could not go on

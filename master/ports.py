@@ -41,6 +41,14 @@ class MasterPorts:
         )
 
     @property
+    def has_keys(self) -> bool:
+        return self._keys is not None
+
+    @property
+    def has_tls(self) -> bool:
+        return self._tls is not None
+
+    @property
     def url(self) -> str:
         return self._http.url
 

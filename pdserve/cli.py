@@ -16,9 +16,10 @@ from pdserve.local_cluster import ClusterFailed
 from pdserve.master_address import MasterAddressFlags
 from pdserve.serve import ServeConfig, serve
 from pdserve.status import run_status
+from pdserve.trace import run_trace
 
 PROG = "pdserve"
-ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "DrainConfig")
+ConfigT = TypeVar("ConfigT", "ServeConfig", "StatusConfig", "ChatConfig", "NamedConfig")
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class ChatConfig(MasterAddressFlags):
 
 
 @dataclass(frozen=True)
-class DrainConfig(MasterAddressFlags):
-    pass
+class NamedConfig(MasterAddressFlags):
+    """Follows the name of what the command is about."""
 
 
 def main() -> None:
@@ -43,6 +44,7 @@ def main() -> None:
         "status": ("the instances of a cluster", _status),
         "chat": ("talk to a cluster from the terminal", _chat),
         "drain": ("NAME: let an instance finish what it has and take nothing new", _drain),
+        "trace": ("ID: the timeline of a request", _trace),
         "bench": ("measure a cluster, or a part of it", bench),
     }
     usage = "\n".join(
@@ -83,14 +85,24 @@ def _chat(argv: Sequence[str]) -> int:
 
 
 def _drain(argv: Sequence[str]) -> int:
-    if not argv or argv[0].startswith("-"):
-        if not {"-h", "--help"} & set(argv):
-            raise FlagError(None, "no instance is named; it comes first, as in: pdserve drain decode-0")
-        name, flags = "", argv
-    else:
-        name, flags = argv[0], argv[1:]
-    config = _parse(DrainConfig, flags, "drain NAME", "Lets an instance finish what it has and take nothing new.")
+    about = "Lets an instance finish what it has and take nothing new."
+    name, config = _named(argv, "drain", "instance", "decode-0", about)
     return run_drain(config.address, name, config.ca_file)
+
+
+def _trace(argv: Sequence[str]) -> int:
+    about = "Shows the timeline of a request that the master ran lately, by its id or its client's name for it."
+    name, config = _named(argv, "trace", "request", "chatcmpl-req-0123456789abcdef", about)
+    return run_trace(config.address, name, config.ca_file)
+
+
+def _named(argv: Sequence[str], command: str, what: str, example: str, about: str) -> tuple[str, NamedConfig]:
+    """The name that comes first, and the flags. Raises FlagError without one."""
+    has_name = bool(argv) and not argv[0].startswith("-")
+    if not has_name and not {"-h", "--help"} & set(argv):
+        raise FlagError(None, f"no {what} is named; it comes first, as in: pdserve {command} {example}")
+    config = _parse(NamedConfig, argv[1:] if has_name else argv, f"{command} {what.upper()}", about)
+    return argv[0] if has_name else "", config
 
 
 def _parse(cls: type[ConfigT], argv: Sequence[str], command: str, description: str) -> ConfigT:

@@ -8,7 +8,7 @@ from config import checks
 from config.address import split_host_port
 from config.cores import usable_cores
 from config.flags import FlagError, flag
-from config.log_setup import LogLevel
+from config.log_setup import LogFormat, LogLevel
 from config.value import BYTES
 from kvcache.transfer.transports.table import TRANSPORTS, named
 from protos.session_messages import Role
@@ -188,6 +188,7 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
         (), "Faults to suffer, as in worker/faults/plan.py", group="Operation", check=_faults, is_hidden=True
     )
     log_level: LogLevel = flag(LogLevel.INFO, "Least level of log lines", group="Operation")
+    log_format: LogFormat = flag(LogFormat.TEXT, "Log lines as text or as JSON objects", group="Operation")
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 or self.node_rank > 0:

@@ -33,7 +33,7 @@ def main() -> None:
             environ=os.environ,
             version=version("pdserve"),
         )
-        log_to_stderr(config.log_level)
+        log_to_stderr(config.log_level, config.log_format)
         uvloop.run(_run(config))
     except FlagError as error:
         fail(PROG, error)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import time
@@ -87,9 +88,17 @@ class Worker:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._tls.reload)
         if config.etcd_addr is not None:
             await self._register(stack)
-        logger.info("%s serves as %s", self._instance, config.effective_role.value)
+        self._log_start()
         missing = asyncio.create_task(self._miss_masters(), name="missing masters")
         stack.callback(missing.cancel)
+
+    def _log_start(self) -> None:
+        """Who this is, where it is reached, what it serves: three lines."""
+        config, welcome = self._config, self._welcome()
+        logger.info("pdserve-worker %s, %s, pid %d", welcome.version, self._instance, os.getpid())
+        logger.info("sessions %s, HTTP %s, registry %s", self._rpc.address, self._http.url, config.etcd_addr or "none")
+        blocks = f"{welcome.num_blocks} blocks of {welcome.block_size} tokens"
+        logger.info("serving %s as %s, %s", welcome.model.identity, config.effective_role.value, blocks)
 
     async def failed(self) -> None:
         """Raises EngineDied: then masters go on elsewhere, and a supervisor begins anew."""

@@ -1,12 +1,15 @@
 """What is remembered of a request that ended: never its prompt, never its outputs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from master.errors import ErrorKind, ServingError
 from master.history.spans import Span
 from master.output import Timeline
 from protos.sampling_messages import SamplingParams
+
+DEFAULTS = SamplingParams()
 
 
 class Outcome(Enum):
@@ -31,18 +34,6 @@ def outcome_of(error: ServingError) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSummary:
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    n: int
-    stops: int  # how many stop strings
-    has_grammar: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RequestRecord:
     id: str
     answer_id: str  # under which its client knows it
@@ -57,7 +48,7 @@ class RequestRecord:
     completion_tokens: int
     cached_tokens: int
     priority: int
-    sampling: SamplingSummary
+    sampling: Mapping[str, float]  # what differs from the defaults; of what has texts or tokens, how many
     timeline: Timeline
     spans: tuple[Span, ...]
 
@@ -72,14 +63,21 @@ class RequestRecord:
         return name in (self.id, self.answer_id, self.name) or name.endswith(self.id)
 
 
-def sampling_summary(sampling: SamplingParams, n: int, stops: int) -> SamplingSummary:
-    return SamplingSummary(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        n=n,
-        stops=stops,
-        has_grammar=sampling.grammar is not None,
-    )
+def sampling_summary(sampling: SamplingParams, n: int, stops: int) -> dict[str, float]:
+    """Numbers only: texts are the client's."""
+    summary = {"n": float(n), "stop": float(stops)}
+    for declared in fields(SamplingParams):
+        value, default = getattr(sampling, declared.name), getattr(DEFAULTS, declared.name)
+        if value != default:
+            summary[declared.name] = _number(value)
+    return summary
+
+
+def _number(value: object) -> float:
+    match value:
+        case int() | float():
+            return value
+        case Sized():
+            return len(value)
+        case _:
+            return 1

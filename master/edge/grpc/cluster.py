@@ -2,7 +2,9 @@
 
 import logging
 
+from master.edge.grpc.request_story import encode_story
 from master.edge.grpc.status import Context, answering
+from master.errors import ErrorKind, ServingError
 from master.service import InstanceView, Service
 from protos import cluster_pb2 as wire
 from protos.cluster_pb2_grpc import ClusterServicer
@@ -26,6 +28,14 @@ class Cluster(ClusterServicer):
             await self._service.drain_instance(request.name)
             logger.info("worker %s: told to drain by %s", request.name, context.peer())
             return wire.DrainResponse()
+
+    async def Trace(self, request: wire.TraceRequest, context: Context) -> wire.TraceResponse:
+        async with answering(context):
+            found = self._service.history.log.find(request.id)
+            if not found:
+                message = f"this master remembers no request {request.id!r}"
+                raise ServingError(ErrorKind.NOT_FOUND, message, field="id")
+            return wire.TraceResponse(requests=[encode_story(record) for record in found])
 
 
 def _encode_instance(view: InstanceView) -> wire.Instance:

@@ -103,7 +103,7 @@ def encode_output(
         created=created,
         choices=choices,
         usage=_encode_usage(output.usage, num_reasoning_tokens) if output.usage else None,
-        timeline=_encode_timeline(output.timeline) if output.timeline else None,
+        timeline=encode_timeline(output.timeline) if output.timeline else None,
         prompt_logprobs=encode_logprobs(output.prompt_logprobs),
     )
 
@@ -146,6 +146,6 @@ def _encode_usage(usage: Usage, num_reasoning_tokens: int) -> wire.Usage:
     )
 
 
-def _encode_timeline(timeline: Timeline) -> wire.Timeline:
+def encode_timeline(timeline: Timeline) -> wire.Timeline:
     """Both have the same names."""
     return wire.Timeline(**asdict(timeline))

@@ -64,9 +64,6 @@ class GenerationEndpoint:
         except* ClientGone:
             logger.debug("a client of %s left", self._path)
         except* SlowReader:
-            logger.info(
-                "a client of %s took nothing for %s s and was cut", self._path, self._config.slow_reader_timeout_s
-            )
             response.abort()
             await until_gone(receive)
         finally:
@@ -87,6 +84,8 @@ class GenerationEndpoint:
                 logger.error("%s: %s", answer.id if answer else "-", error.message)
             await _fail(answer, response, error)
         except SlowReader:
+            silence_s = self._config.slow_reader_timeout_s
+            logger.info("%s: its client took nothing for %g s and is cut", answer.id if answer else "-", silence_s)
             raise
         except Exception:
             logger.exception("%s: a bug in serving %s", answer.id if answer else "-", self._path)

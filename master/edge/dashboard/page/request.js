@@ -11,8 +11,7 @@ export function requestView({ record, tpot_s: tpot, is_running: isRunning }, can
     `${ended}${record.error ? ` (${record.error}) ${record.message}` : ""}`,
     `${number(record.prompt_tokens)} prompt tokens, ${number(record.cached_tokens)} of them cached, ${number(record.completion_tokens)} generated`,
     `TTFT ${seconds(timeline.first_token_s)}, TPOT ${seconds(tpot)}, whole ${seconds(timeline.total_s)}, attempts ${timeline.attempts}`,
-    `max_tokens ${sampling.max_tokens}, temperature ${number(sampling.temperature, 2)}, top_p ${number(sampling.top_p, 3)}, top_k ${sampling.top_k}, n ${sampling.n}, seed ${sampling.seed}`
-      + `, stop strings ${sampling.stops}${sampling.has_grammar ? ", a grammar" : ""}, priority ${record.priority}`,
+    [...Object.entries(sampling), ["priority", record.priority]].map(([name, value]) => `${name} ${value}`).join(", "),
   ];
   if (timeline.transport) {
     facts.push(`KV over ${timeline.transport}: ${number(timeline.blocks_sent)} blocks sent, ${number(timeline.blocks_skipped)} were there`);

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from master.history.events import Event, EventKind
-from master.history.record import Outcome, RequestRecord, SamplingSummary
+from master.history.record import Outcome, RequestRecord
 from master.history.spans import spans_of
 from master.output import Timeline
 from master.service import InstanceView
@@ -60,7 +60,7 @@ def record(number: int, outcome: Outcome = Outcome.FINISHED, error: str = "") ->
         completion_tokens=21,
         cached_tokens=32,
         priority=0,
-        sampling=SamplingSummary(64, 0.7, 0.9, 0, 1, 1, 2, False),
+        sampling={"n": 1, "max_tokens": 64, "temperature": 0.7},
         timeline=replace(TIMELINE, total_s=3.2 + number / 100),
         spans=tuple(spans_of(EVENTS, TIMELINE)),
     )
