@@ -11,7 +11,6 @@ from master.dispatch.token_progress import TokenProgress
 from master.dispatch.trace import RequestTrace
 from master.errors import ErrorKind, ServingError
 from master.history.record import Outcome, RequestRecord, outcome_of, sampling_summary
-from master.history.spans import spans_of
 from master.request import GenerationRequest
 
 NUM_RECENT = 1000
@@ -59,7 +58,7 @@ class OpenRequest:
             priority=request.priority,
             sampling=sampling_summary(request.sampling, request.n, len(request.stop)),
             timeline=timeline,
-            spans=tuple(spans_of(trace.events, timeline)),
+            events=tuple(trace.events),
         )
 
 

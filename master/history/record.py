@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from master.errors import ErrorKind, ServingError
-from master.history.spans import Span
+from master.history.events import Event
+from master.history.spans import Span, spans_of
 from master.output import Timeline
 from protos.sampling_messages import SamplingParams
 
@@ -50,7 +51,12 @@ class RequestRecord:
     priority: int
     sampling: Mapping[str, float]  # what differs from the defaults; of what has texts or tokens, how many
     timeline: Timeline
-    spans: tuple[Span, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def spans(self) -> list[Span]:
+        """Its bars, made when somebody looks."""
+        return spans_of(self.events, self.timeline)
 
     @property
     def tpot_s(self) -> float | None:

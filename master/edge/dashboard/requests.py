@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from master.history.log import RequestLog
 from master.history.record import RequestRecord
+from master.history.spans import Span
 
 LIST_LENGTH = 25
 
@@ -37,6 +38,7 @@ class RequestDetail:
 
     record: RequestRecord
     tpot_s: float | None
+    spans: list[Span]
     is_running: bool
 
 
@@ -51,7 +53,7 @@ def lists_of(log: RequestLog) -> RequestLists:
 
 
 def detail_of(record: RequestRecord) -> RequestDetail:
-    return RequestDetail(record, record.tpot_s, record.outcome is None)
+    return RequestDetail(record, record.tpot_s, record.spans, record.outcome is None)
 
 
 def _rows(records: Iterable[RequestRecord]) -> list[RequestRow]:

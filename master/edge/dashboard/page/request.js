@@ -4,7 +4,7 @@ import { element, number, seconds } from "./dom.js";
 
 const KINDS = { "decode queue": "queue", "wait for a route": "wait" };
 
-export function requestView({ record, tpot_s: tpot, is_running: isRunning }, cancel) {
+export function requestView({ record, spans, tpot_s: tpot, is_running: isRunning }, cancel) {
   const { timeline, sampling } = record;
   const ended = isRunning ? "running" : record.outcome + (record.finish_reasons.length ? `: ${record.finish_reasons.join(", ")}` : "");
   const facts = [
@@ -21,7 +21,7 @@ export function requestView({ record, tpot_s: tpot, is_running: isRunning }, can
     element("p", {}, `${record.model}, ${new Date(record.arrived_unix_s * 1000).toLocaleString()}`),
     ...facts.map((fact) => element("p", {}, fact)),
     ...(isRunning ? [element("button", { type: "button", class: "danger", onclick: () => cancel(record.id) }, "Cancel it")] : []),
-    element("ol", { class: "bars", "aria-label": "Timeline" }, ...record.spans.map((span) => bar(span, timeline.total_s))));
+    element("ol", { class: "bars", "aria-label": "Timeline" }, ...spans.map((span) => bar(span, timeline.total_s))));
 }
 
 function bar(span, total) {

@@ -6,7 +6,6 @@ import pytest
 
 from master.history.events import Event, EventKind
 from master.history.record import Outcome, RequestRecord
-from master.history.spans import spans_of
 from master.output import Timeline
 from master.service import InstanceView
 from protos.session_messages import LoadReport, Role, TransferCounters
@@ -62,7 +61,7 @@ def record(number: int, outcome: Outcome = Outcome.FINISHED, error: str = "") ->
         priority=0,
         sampling={"n": 1, "max_tokens": 64, "temperature": 0.7},
         timeline=replace(TIMELINE, total_s=3.2 + number / 100),
-        spans=tuple(spans_of(EVENTS, TIMELINE)),
+        events=EVENTS,
     )
 
 

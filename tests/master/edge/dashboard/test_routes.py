@@ -41,7 +41,7 @@ async def test_a_request_is_found_by_its_id_its_answers_or_its_clients_name(serv
         (found,) = (await edge.client.get(f"/dashboard/requests/{name}")).list_of("requests")
         assert (await edge.client.get("/dashboard/requests/req")).status == 404
     assert found["record"]["id"] == "req-7" and found["tpot_s"] == pytest.approx(0.1)
-    assert [span["name"] for span in found["record"]["spans"] if span["attempt"] == 2] == [
+    assert [span["name"] for span in found["spans"] if span["attempt"] == 2] == [
         *("attempt", "queue", "decode queue", "prefill", "transfer", "decode")
     ]
 
