@@ -19,6 +19,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 JSON_MEDIA_TYPE = re.compile(r"application/([a-z0-9.+-]+\+)?json", re.IGNORECASE)
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 MAX_VALUES = 1 << 19
+MAX_ESCAPES = 1 << 21
 PATH_SUFFIX = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 
 
@@ -64,10 +65,13 @@ async def read_or_refuse(scope: Scope, receive: Receive, config: HttpConfig, res
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     """Raises ServingError INVALID_REQUEST, naming the field that has the wrong type.
 
-    Decoding lets nothing else run, so what has more values than can be decoded in milliseconds is refused.
+    Decoding lets nothing else run, so what has more values or escapes than can be decoded in milliseconds
+    is refused.
     """
     if body.count(b",") > MAX_VALUES:
         raise invalid(None, f"the body has more than {MAX_VALUES} values, or commas in its texts")
+    if body.count(b"\\") > MAX_ESCAPES:
+        raise invalid(None, f"the body has more than {MAX_ESCAPES} backslashes; send UTF-8 without \\u escapes")
     try:
         return decoder.decode(body.removeprefix(codecs.BOM_UTF8))
     except msgspec.ValidationError as error:

@@ -5,9 +5,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from master.edge.conversation.prompt_tokens import MAX_TEXT_BYTES
 from master.edge.http.json_object import encode
+from master.edge.http.request_body import MAX_ESCAPES, decode_body
+from master.edge.routes.tokenize import DetokenizeBody
+from master.errors import ServingError
 from master.text.text_pool import THREAD_NAME
 from master.text.tokenizer import Tokenizer, load_tokenizer
 from master.text.vocabulary import Vocabulary
@@ -98,6 +103,24 @@ async def test_a_body_of_very_many_values_is_not_decoded(edge: HttpEdge) -> None
     """C2: nothing else runs while JSON is decoded."""
     response = await edge.client.post("/detokenize", tokens=[1] * 600_000)
     assert response.status == 400 and "values" in response.error()["message"]
+
+
+def test_a_body_of_very_many_escapes_is_not_decoded() -> None:
+    """C2: each costs as much as a value."""
+    body = b'{"prompt": "' + b"\\u00e9" * (MAX_ESCAPES + 1) + b'"}'
+    with pytest.raises(ServingError, match="backslashes"):
+        decode_body(body, msgspec.json.Decoder(DetokenizeBody))
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+async def test_a_text_of_megabytes_is_not_tokenised_though_no_context_limits_it(
+    watched: HttpEdge, threads: list[str], path: str
+) -> None:
+    """C2: nothing else runs while its ids become numbers."""
+    messages = [{"role": "user", "content": "x" * (MAX_TEXT_BYTES + 1)}]
+    response = await watched.client.post(path, messages=messages)
+    assert response.status == 400 and "bytes; at most" in response.text
+    assert threads == []
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
