@@ -7,6 +7,7 @@ the decision ends with a leg on the worker that was chosen.
 import asyncio
 import json
 import random
+import statistics
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -44,7 +45,7 @@ class RouterBenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Mean CPU time of this thread: of both choices for a new prompt, and for the long one, which is hashed once.
+    """Median CPU time of this thread: of both choices for a new prompt, and for the long one, which is hashed once.
 
     `hashing_ms` is what that takes, in a thread.
     """
@@ -148,22 +149,22 @@ def _prompt(token_ids: list[int] | tuple[int, ...]) -> PromptView:
 
 
 def _decide(fleet: _Fleet, routes: Routes, prompts: list[PromptView], choose: random.Random) -> tuple[float, float]:
-    """Mean microseconds of the first choice and of the decode choice."""
+    """Median microseconds of the first choice and of the decode choice."""
     names = list(fleet.names)
 
     async def decide() -> tuple[float, float]:
-        first_s = decode_s = 0.0
+        firsts_s, decodes_s = [], []
         for number, prompt in enumerate(prompts, 1):
             fleet.report(choose.choice(names), running_sequences=choose.randrange(60))
             began_s = time.thread_time()
             route = await routes.find(RouteAsk(f"request-{number}", prompt))
             chosen_s = time.thread_time()
             taker = routes.pick_decode(f"request-{number}", route.worker, prompt, ())
-            decode_s += time.thread_time() - chosen_s
-            first_s += chosen_s - began_s
+            decodes_s.append(time.thread_time() - chosen_s)
+            firsts_s.append(chosen_s - began_s)
             assert taker is not None
             fleet.report(route.worker.name, last_used=number)
             fleet.report(taker.name, last_used=number)
-        return first_s / len(prompts) * 1e6, decode_s / len(prompts) * 1e6
+        return statistics.median(firsts_s) * 1e6, statistics.median(decodes_s) * 1e6
 
     return asyncio.run(decide())
