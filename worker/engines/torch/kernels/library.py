@@ -26,7 +26,8 @@ class Team:
         self.pointer: int | None = declared(library.new_team, "L", ctypes.c_void_p)(num_threads)
         if self.pointer is None:
             raise MemoryError
-        weakref.finalize(self, declared(library.end_team, "p"), self.pointer)
+        # Not at the end of the process, which may leave a step half done.
+        weakref.finalize(self, declared(library.end_team, "p"), self.pointer).atexit = False
 
 
 class Kernels:
