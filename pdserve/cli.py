@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
 
+from config import checks
 from config.flags import FlagError, fail, flag, parse
 from pdserve.bench.command import bench
 from pdserve.chat import run_chat
@@ -30,6 +31,12 @@ class StatusConfig(MasterAddressFlags):
 @dataclass(frozen=True)
 class ChatConfig(MasterAddressFlags):
     system: str | None = flag(None, "System prompt", group="Chat")
+    max_tokens: int | None = flag(
+        None, "Of each answer; unset: all that the context leaves", group="Chat", check=checks.at_least(1)
+    )
+    temperature: float | None = flag(
+        None, "Of sampling, 0 is greedy; unset: the server's", group="Chat", check=checks.at_least(0.0)
+    )
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,13 @@ def _status(argv: Sequence[str]) -> int:
 
 def _chat(argv: Sequence[str]) -> int:
     config = _parse(ChatConfig, argv, "chat", "Talks to a cluster from the terminal.")
-    return run_chat(config.address, ca_file=config.ca_file, system=config.system)
+    return run_chat(
+        config.address,
+        ca_file=config.ca_file,
+        system=config.system,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+    )
 
 
 def _drain(argv: Sequence[str]) -> int:

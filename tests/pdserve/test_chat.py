@@ -51,6 +51,15 @@ async def test_each_line_is_answered_with_the_chat_so_far(service: ScriptedServi
     assert (code, errors) == (0, "")
 
 
+async def test_answers_are_as_long_as_the_flag_says(service: ScriptedService) -> None:
+    async with serving(service) as server:
+        command = [sys.executable, "-m", "pdserve.cli", "chat", f"--address={server.address}", "--max_tokens=2"]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        shown, _ = await asyncio.wait_for(process.communicate(b"hello fox\n"), TIMEOUT_S)
+    assert (process.returncode, shown) == (0, b"<u\n")
+
+
 async def test_commands(service: ScriptedService) -> None:
     _, shown, errors = await run(
         service, "/system be kind\none\n/reset\ntwo\n/system\n/reset\nthree\n/what\n/quit\nfour\n"
