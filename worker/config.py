@@ -150,6 +150,13 @@ class WorkerConfig(ClusterFlags, EtcdFlags):
     max_tokens_per_step: int = flag(
         512, "Tokens computed in one step, of all sequences", group="Scheduling", check=checks.at_least(1)
     )
+    max_step_s: float | None = flag(
+        None,
+        "How long a step may take that has prompts beside streams, as far as measured; by default whatever it takes",
+        group="Scheduling",
+        unit="s",
+        check=checks.more_than(0.0),
+    )
     max_num_seqs: int = flag(64, "Sequences that run at once", group="Scheduling", check=checks.at_least(1))
     max_queued: int = flag(1024, "Legs that may wait; more are refused", group="Scheduling", check=checks.at_least(1))
     max_context: int | None = flag(

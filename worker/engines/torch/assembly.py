@@ -64,6 +64,7 @@ def assemble(config: WorkerConfig, advertise_host: str, faults: FaultPlan = NO_F
         max_tokens_per_step=config.max_tokens_per_step,
         max_num_seqs=config.max_num_seqs,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        max_step_s=config.max_step_s,
     )
     limits = EngineLimits(
         max_context=max_context,

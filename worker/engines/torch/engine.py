@@ -194,7 +194,9 @@ class TorchEngine:
             for chunk in batch.chunks:
                 self._groups.fail(chunk.sequence.group, ErrorCode.INTERNAL, f"engine step failed: {error}")
             return
-        self.stats.count_step(batch.chunks, time.monotonic() - started_s)
+        duration_s = time.monotonic() - started_s
+        self.stats.count_step(batch.chunks, duration_s)
+        self._scheduler.learn(batch.chunks, duration_s)
         for index, chunk in enumerate(batch.chunks):
             group, is_last = chunk.sequence.group, chunk.is_last
             if group.phase is Phase.ENDED:

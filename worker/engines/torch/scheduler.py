@@ -9,11 +9,13 @@ decode gives up its blocks and is recomputed later.
 
 import heapq
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from kvcache.block_pool import BlockPool, OutOfBlocks
 from worker.engines.torch.prompt_budget import PromptBudget
 from worker.engines.torch.sequence import Sequence
+from worker.engines.torch.step_ceiling import StepCeiling
 from worker.engines.torch.waiting_line import LookAhead, WaitingLine
 
 
@@ -49,12 +51,14 @@ class Scheduler:
         max_tokens_per_step: int,
         max_num_seqs: int,
         enable_chunked_prefill: bool,
+        max_step_s: float | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self._max_tokens_per_step = max_tokens_per_step
         self._max_num_seqs = max_num_seqs
         self._enable_chunked_prefill = enable_chunked_prefill
+        self._ceiling = None if max_step_s is None else StepCeiling(max_step_s)
         self._waiting = WaitingLine()
         self._running: dict[Sequence, None] = {}
         self._pulling: set[Sequence] = set()
@@ -80,7 +84,8 @@ class Scheduler:
     def next_batch(self) -> StepBatch:
         """What to compute now. Reserves blocks and may preempt; empty when nothing can run before something ends."""
         chunks = self._decodes()
-        budget = PromptBudget(self._max_tokens_per_step - len(chunks), can_cut=self._enable_chunked_prefill)
+        time = self._ceiling.budget() if self._ceiling is not None and chunks else None
+        budget = PromptBudget(self._max_tokens_per_step - len(chunks), time, can_cut=self._enable_chunked_prefill)
         prompts = list(self._prompts())
         num_followers = sum(not sequence.group.is_pull for sequence in prompts)
         ahead = LookAhead()
@@ -118,6 +123,18 @@ class Scheduler:
     def _is_room(self, sequence: Sequence, budget: PromptBudget) -> bool:
         """Whether another sequence may run, and would do something in this step."""
         return self.num_running < self._max_num_seqs and (sequence.group.is_pull or not budget.is_spent)
+
+    def learn(self, chunks: Items[Chunk], duration_s: float) -> None:
+        """The step took so long; its chunks have not advanced yet."""
+        if self._ceiling is None:
+            return
+        prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
+        if not prompts:
+            self._ceiling.learn_decodes(duration_s)
+            return
+        num_tokens = sum(chunk.num_tokens for chunk in prompts)
+        num_before = sum(chunk.num_tokens * (chunk.sequence.num_computed + chunk.num_tokens / 2) for chunk in prompts)
+        self._ceiling.learn_prompts(num_tokens, num_before / num_tokens, duration_s)
 
     def advance(self, chunk: Chunk) -> None:
         """The chunk's KV is in the pool now: count it, and name the blocks it filled for the prefix cache."""

@@ -92,6 +92,13 @@ def test_chunks_do_not_change_the_ids(chunk: int, tiny_llama: Path, llama: Node)
                 )
 
 
+def test_a_ceiling_on_steps_does_not_change_the_ids(tiny_llama: Path, reference: GetReference) -> None:
+    with Node(tiny_llama, max_step_s=1e-6) as node:
+        starts = [node.start(prompt(length, 9)) for length in (5, 150, 40)]
+        for start in starts:
+            assert node.master.result(start).token_ids[0] == reference(tiny_llama).greedy(start.prompt_ids, 20)
+
+
 def test_a_prompt_is_computed_uncut_without_chunked_prefill(tiny_llama: Path, reference: GetReference) -> None:
     with Node(tiny_llama, max_tokens_per_step=32, enable_chunked_prefill=False) as node:
         starts = [node.start(prompt(length)) for length in (100, 20, 20, 100)]

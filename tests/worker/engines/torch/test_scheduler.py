@@ -26,6 +26,7 @@ def make(
     max_num_seqs: int = 8,
     enable_chunked_prefill: bool = True,
     enable_prefix_cache: bool = True,
+    max_step_s: float | None = None,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, enable_prefix_cache)
     return Scheduler(
@@ -34,6 +35,7 @@ def make(
         max_tokens_per_step=budget,
         max_num_seqs=max_num_seqs,
         enable_chunked_prefill=enable_chunked_prefill,
+        max_step_s=max_step_s,
     )
 
 
@@ -78,7 +80,8 @@ def added(scheduler: Scheduler, prompt_ids: Items[int], stage: Stage = Stage.WHO
 
 
 def finish_step(scheduler: Scheduler, batch: StepBatch) -> None:
-    """What the engine does after computing, with 0 as every next token."""
+    """What the engine does after computing a token in a millisecond, with 0 as every next token."""
+    scheduler.learn(batch.chunks, sum(chunk.num_tokens for chunk in batch.chunks) / 1000)
     for chunk in batch.chunks:
         is_last = chunk.is_last
         scheduler.advance(chunk)
@@ -139,6 +142,29 @@ def test_what_those_behind_do_not_need_goes_to_the_long_prompt() -> None:
     assert step(scheduler) == {long: 13, short: 3}
     scheduler.remove(short)
     assert step(scheduler) == {long: 16}
+
+
+def test_prompts_beside_streams_take_no_longer_than_a_step_may() -> None:
+    """R11"""
+    scheduler = make(budget=512, num_blocks=1000, max_step_s=0.1)
+    long = added(scheduler, fresh_prompt(1000))
+    assert step(scheduler) == {long: 512}  # nobody streams, so nobody waits
+    scheduler.remove(long)
+    stream = decoding(scheduler)
+    step(scheduler)
+    long, short = added(scheduler, fresh_prompt(900)), added(scheduler, fresh_prompt(30))
+    computed = step(scheduler)
+    assert computed == {stream: 1, long: 69, short: 30}
+    assert step(scheduler) == {stream: 1, short: 1, long: 99}
+
+
+def test_prompts_are_computed_even_where_streams_take_longer_than_a_step_may() -> None:
+    scheduler = make(budget=512, num_blocks=1000, max_step_s=0.0001)
+    stream = decoding(scheduler)
+    step(scheduler)
+    long, short = added(scheduler, fresh_prompt(900)), added(scheduler, fresh_prompt(12))
+    assert step(scheduler) == {stream: 1, long: 8, short: 8}
+    assert step(scheduler) == {stream: 1, long: 12, short: 4}
 
 
 def test_a_prompt_that_ends_in_this_step_is_not_cut() -> None:

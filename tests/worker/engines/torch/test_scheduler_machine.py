@@ -32,8 +32,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
         self.groups: list[SequenceGroup] = []
 
-    @initialize(enable_chunked_prefill=st.booleans(), enable_prefix_cache=st.booleans())
-    def build(self, enable_chunked_prefill: bool, enable_prefix_cache: bool) -> None:
+    @initialize(
+        enable_chunked_prefill=st.booleans(),
+        enable_prefix_cache=st.booleans(),
+        max_step_s=st.sampled_from([None, 1e-9, 0.004, 1.0]),
+    )
+    def build(self, enable_chunked_prefill: bool, enable_prefix_cache: bool, max_step_s: float | None) -> None:
         self.is_chunked = enable_chunked_prefill
         self.pool = BlockPool(NUM_BLOCKS, enable_prefix_cache)
         self.scheduler = Scheduler(
@@ -42,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens_per_step=BUDGET,
             max_num_seqs=MAX_NUM_SEQS,
             enable_chunked_prefill=enable_chunked_prefill,
+            max_step_s=max_step_s,
         )
 
     @rule(
@@ -73,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(sequences)) == len(sequences)
         num_tokens = [chunk.num_tokens for chunk in batch.chunks]
         assert sum(num_tokens) <= BUDGET or (not self.is_chunked and sum(n > 1 for n in num_tokens) == 1)
+        self.scheduler.learn(batch.chunks, sum(num_tokens) / 1000)
         for chunk in batch.chunks:
             self.compute(chunk)
 
